@@ -233,7 +233,7 @@ def gateway_main(config: Config, spec: StepSpec, folder: Path, pipe: Any) -> Non
     marks: list[float] = []
 
     class Follower:
-        def write_round(self, line: object) -> None:
+        def write_metrics(self, line: object) -> None:
             marks.append(time.process_time())
 
         def write_event(self, record: object) -> None:

@@ -31,9 +31,8 @@ import msgspec
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.controller.desk import AnyDesk, Desk, task_of
 from planetary.fleet.controller.membership import Membership
-from planetary.fleet.protocol.records import RoundFinished, RunFinished, RunResumed, WorkerBanned
-from planetary.fleet.protocol.run_fold import Times
-from planetary.runs.rounds.records import RolledBack, RoundClosed
+from planetary.fleet.protocol.records import RunFinished, RunResumed, WorkerBanned
+from planetary.runs.rounds.records import RolledBack, RoundClosed, RoundFinished
 from planetary.simulation.faults import Fault
 from planetary.simulation.simulated_cluster import SimulatedCluster
 from planetary.simulation.world import World
@@ -235,9 +234,11 @@ def check_ended_well(cluster: SimulatedCluster[Any]) -> None:
 def untimed(state: Any) -> Any:
     """Return a state without the times at which records were written, which only the journal has."""
     state = copy.deepcopy(state)
-    state.times = Times()
-    for worker in state.workers.values():
-        worker.contributed_at = None
+    state.started = 0.0
+    if state.checkpoint_at is not None:
+        state.checkpoint_at = 0.0
+    for work in state.newest.values():
+        work.contributed_at = None
     if state.ended is not None:
         state.ended = msgspec.structs.replace(state.ended, t=0.0)
     return state

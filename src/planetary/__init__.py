@@ -18,7 +18,6 @@ from planetary.version import __version__
 if TYPE_CHECKING:
     from planetary.client.jobs import Jobs
     from planetary.collectives import Communicator
-    from planetary.fleet.protocol.metrics import RoundMetrics
     from planetary.run.config_help import Config
     from planetary.run.handle import Run
     from planetary.run.metrics import RoundRewards
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from planetary.run.serve import Server, serve
     from planetary.run.simulate import Simulated, simulate
     from planetary.run.train import train, train_async
+    from planetary.runs.rounds.metrics import RoundMetrics
     from planetary.simulation.faults import Fault
     from planetary.simulation.simulated_network import SimulatedLink
 
@@ -60,7 +60,7 @@ _HOMES = {
     "Config": "planetary.run.config_help",
     "Fault": "planetary.simulation.faults",
     "Jobs": "planetary.client.jobs",
-    "RoundMetrics": "planetary.fleet.protocol.metrics",
+    "RoundMetrics": "planetary.runs.rounds.metrics",
     "RoundRewards": "planetary.run.metrics",
     "Run": "planetary.run.handle",
     "Server": "planetary.run.serve",

@@ -3,13 +3,20 @@ from __future__ import annotations
 from small_training import small_training
 
 from planetary.data.slices import LeaseLedger
-from planetary.fleet.protocol.news import LastingNews
-from planetary.fleet.protocol.records import CheckpointFailed, CheckpointWritten, RunFinished, RunPaused
-from planetary.runs.rounds.records import LeaseMark, RolledBack, RoundClosed
+from planetary.fleet.protocol.records import RunFinished
+from planetary.runs.rounds.news import TrainingNews
+from planetary.runs.rounds.records import (
+    CheckpointFailed,
+    CheckpointWritten,
+    LeaseMark,
+    RolledBack,
+    RoundClosed,
+    RunPaused,
+)
 from planetary.simulation.rounds.cluster import SimCluster
 
 FULL = "writing failed: No space left on device"
-END = RunFinished(round=9, ok=True, reason="all 9 rounds are done", kind="done")
+END = RunFinished(ok=True, reason="all 9 rounds are done", kind="done")
 
 
 def written(round_: int) -> CheckpointWritten:
@@ -17,7 +24,7 @@ def written(round_: int) -> CheckpointWritten:
 
 
 def test_a_disk_that_is_full_is_told_once_until_there_is_room() -> None:
-    news = LastingNews()
+    news = TrainingNews()
     assert news.of(written(3)) == ""
     told = news.of(CheckpointFailed(round=4, reason=FULL))
     assert "the checkpoint of round 4 could not be written: writing failed: No space left" in told
@@ -31,7 +38,7 @@ def test_a_disk_that_is_full_is_told_once_until_there_is_room() -> None:
 
 
 def test_a_run_that_pauses_says_so_and_for_what_it_waits() -> None:
-    news = LastingNews()
+    news = TrainingNews()
     news.of(written(3))
     news.of(CheckpointFailed(round=4, reason=FULL))
     told = news.of(RunPaused(round=5, reason=FULL))
@@ -45,12 +52,12 @@ def test_without_any_checkpoint_it_says_so() -> None:
 
 
 def news_of_first_failure() -> str:
-    return LastingNews().of(CheckpointFailed(round=1, reason=FULL))
+    return TrainingNews().of(CheckpointFailed(round=1, reason=FULL))
 
 
 def test_only_going_back_from_damage_is_kept() -> None:
     """Going back from damage is kept and going back for a lost worker is not."""
-    news, mark = LastingNews(), LeaseMark(2, 100, 5, LeaseLedger())
+    news, mark = TrainingNews(), LeaseMark(2, 100, 5, LeaseLedger())
     assert news.of(RolledBack(mark=mark, reason="every worker was lost")) == ""
     told = news.of(RolledBack(mark=mark, reason="the held-out loss of round 3 is 50, it was 4", bad=3))
     assert told == "the run went back to round 2: the held-out loss of round 3 is 50, it was 4"

@@ -36,3 +36,16 @@ def test_no_kind_is_named_in_a_string_of_the_fleet() -> None:
     allowed = {"site", "serving"}  # the role of a site's process, and a state of a worker
     found = {(path.name, match[0]) for path in FILES for match in quoted.finditer(path.read_text())}
     assert {name for _, name in found} <= {f'"{name}"' for name in allowed}
+
+
+def test_fleet_has_no_word_of_rounds() -> None:
+    """Rounds, leases and evaluations belong to the trainings; the state of a worker alone names its work."""
+    words = re.compile(r"\b(round|rounds|round_|lease|leases|outer|evaluat\w*)\b", re.IGNORECASE)
+    allowed = {'"evaluating"'}
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in FILES
+        for line in path.read_text().splitlines()
+        if words.search(line) and not any(text in line for text in allowed)
+    ]
+    assert not found

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.traffic import WorkerTraffic
 from planetary.runs.mixture.messages import RunProgress, SaveShard
 from planetary.runs.rl.messages import PolicyWeights, SampleRollouts
 from planetary.runs.rounds import messages as rm
-from planetary.runs.rounds.traffic import RoundTraffic
+from planetary.runs.rounds.metrics import RoundMetrics
+from planetary.runs.rounds.traffic import RoundTraffic, TrainingTraffic
 
 
 def round_metrics(number: int) -> RoundMetrics:
@@ -45,12 +44,12 @@ def test_outer_state_counts_up_for_its_round_and_down_for_next() -> None:
 
 def test_messages_of_roles_count_for_the_next_metrics() -> None:
     """A role's messages name no round: whichever kind of run has them, none is lost and none counts twice."""
-    traffic = WorkerTraffic()
+    traffic = TrainingTraffic()
     traffic.add_down(PolicyWeights(version=0), 100)
     traffic.add_up(SaveShard(shard=0, epoch=0, step=1, progress=1, payload="p"), 30)
     assert traffic.of_round(1) == (30, 100)
     traffic.add_down(RunProgress(steps=(1,)), 7)
     assert traffic.of_round(1) == (30, 107)  # the metrics of a round that was evaluated are written again
-    traffic.add_down(SampleRollouts(task=1, version=1, greedy=False, ends=(), vocabulary=9), 9)
+    traffic.add_down(SampleRollouts(task=1, version=1, ends=(), vocabulary=9), 9)
     assert traffic.of_round(2) == (0, 9)
     assert (traffic.up, traffic.down) == (30, 116)

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from planetary.fleet.protocol.kind_reader import FORMAT
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.monitor.run_folder import RunFacts, RunHistory
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
 
 PARAMS = 1000

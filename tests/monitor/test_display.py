@@ -7,13 +7,13 @@ import pytest
 from rich.console import Console
 from run_story import metrics, status
 
-from planetary.fleet.protocol.metrics import Figure, KindMetrics, figures_of
 from planetary.monitor import human_numbers as human
 from planetary.monitor.display import fraction_done, render, workers_shown
 from planetary.monitor.screen import LiveScreen, PlainScreen, open_screen, plain_lines
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.status_text import status_text
 from planetary.runs.rl.status import PolicyMetrics
+from planetary.runs.rounds.metrics import Figure, KindMetrics, figures_of
 from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
 
 AT_80_COLUMNS = """\

@@ -8,22 +8,23 @@ import msgspec
 import pytest
 
 from planetary.core.errors import LocalProtocolError
-from planetary.fleet.protocol.records import (
-    EvalFinished,
-    RoundFinished,
-    RunFinished,
-    RunStarted,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerLost,
-)
-from planetary.fleet.protocol.run_fold import RunFold
+from planetary.fleet.protocol.records import RunFinished, WorkerJoined, WorkerLeft, WorkerLost
 from planetary.machine.journal import Record, replay
 from planetary.runs.mixture.records import MixtureState
-from planetary.runs.rounds.records import DeltaAccepted, LeaseAssigned, LeaseStarted, RoundClosed, RoundStarted
+from planetary.runs.rounds.fold import TrainingFold
+from planetary.runs.rounds.records import (
+    DeltaAccepted,
+    EvalFinished,
+    LeaseAssigned,
+    LeaseStarted,
+    RoundClosed,
+    RoundFinished,
+    RoundStarted,
+    TrainingStarted,
+)
 from planetary.runs.rounds.state import ControllerState
 
-STARTED = RunStarted(run="r", rounds=3, config_hash="", model="", params=0)
+STARTED = TrainingStarted(run="r", rounds=3, config_hash="", model="", params=0)
 KINDS = [ControllerState, lambda: MixtureState(steps_per_round=4)]
 
 
@@ -57,7 +58,7 @@ def a_round(tokens_total: int) -> list[Record]:
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_every_kind_folds_members_losses_evaluations_and_the_end(make: type[RunFold]) -> None:
+def test_every_kind_folds_members_losses_evaluations_and_the_end(make: type[TrainingFold]) -> None:
     state = replay(
         [
             STARTED,
@@ -67,7 +68,7 @@ def test_every_kind_folds_members_losses_evaluations_and_the_end(make: type[RunF
             WorkerLost(worker="b", reason="cut", node="n", pid=1),
             WorkerLeft(worker="c", reason="drained by lab", node="n", pid=2, kind="drained"),
             EvalFinished(version=0, loss=4.0, batches=1),
-            RunFinished(round=0, ok=False, reason="stopped by SIGINT", kind="stopped"),
+            RunFinished(ok=False, reason="stopped by SIGINT", kind="stopped"),
         ],
         make(),
     )

@@ -21,11 +21,11 @@ from planetary.core.config import Config
 from planetary.core.errors import NumericsError, PlanetaryError, UserError
 from planetary.fleet.gateway.run_files import RunLock, holder_of
 from planetary.fleet.protocol.kind_reader import FORMAT
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.run import handle
 from planetary.run.metrics import Metrics
 from planetary.run.processes.announcement import Failure, read_failure, write_failure
 from planetary.run.processes.local_run import LocalRunOptions, Outcome, RunObserver
+from planetary.runs.rounds.metrics import RoundMetrics
 
 WAIT_S = 30.0
 TABLES = {"model": {"options": {"n_layer": 1}}, "train": {"rounds": 2}}

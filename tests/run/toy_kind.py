@@ -119,7 +119,7 @@ class ToySetup(Setup[Any, None]):
         return Parts(
             run=None,
             controller=ToyController(Desk(policy, ToyState()), timings.grace_s, gateway.clock.monotonic()),
-            records=[RunStarted(kind="toy", format=FORMAT, run="toy", rounds=0, config_hash="", model="", params=0)],
+            records=[RunStarted(kind="toy", format=FORMAT, run="toy", config_hash="", model="", params=0)],
             status=lambda: base_status(gateway),
             compile_for=nothing_compiled,
             limits=lambda: Limits(tensor_bytes=MIB, tensors=1, messages_under_way=1),

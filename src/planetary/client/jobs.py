@@ -19,9 +19,9 @@ import msgspec
 from planetary.artifacts.checkpoint import checkpoint_name, verify_checkpoint
 from planetary.client.connection import client_of
 from planetary.core.errors import ClosedError, CompileError, PeerError, PlanetaryError, TrustError, UserError
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.status import RunStatus
 from planetary.run.status_source import status_in
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.site.api.views import CheckpointView, JobView, SiteView, StepHistory
 from planetary.site.placement.status import PlacedJobStatus
 from planetary.version import __version__

@@ -1,4 +1,4 @@
-"""What is of every kind of run: gateway, worker, supervisor and node manager, and what they say to each other.
+"""The part of every kind of run: gateway, worker, supervisor and node manager, and their messages.
 
 Read first `fleet/gateway/gateway.py:Gateway`, of which each kind makes its own, then `fleet/controller/controller.py`
 (the decisions every kind takes) and `fleet/worker/role.py` (the part of a worker a kind fills in). Nothing here knows a

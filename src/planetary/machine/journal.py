@@ -7,7 +7,7 @@ carries out any later instruction. Reading the file again therefore gives the sa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
     t: float = 0.0
 
+    outdates_news: ClassVar[bool] = False  # news before this record is no longer shown, and neither is its own
+
     @property
     def news(self) -> str:
         """The record as a sentence, for logs and displays; "": it is not news."""
@@ -32,7 +34,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
     @property
     def lasting_news(self) -> str:
-        """The same, of a record that stays important when the next round makes others old; ""."""
+        """The same, of a record that stays important when others become old; ""."""
         return ""
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from planetary.artifacts.store import write_atomically
-from planetary.fleet.protocol.metrics import KindPicture, RoundMetrics, figures_of
 from planetary.monitor import human_numbers as human
 from planetary.monitor.run_folder import Event, RunHistory
+from planetary.runs.rounds.metrics import KindPicture, RoundMetrics, figures_of
 
 # Colours that stay apart for colour-blind readers and in grey (after Okabe and Ito).
 TRAIN, HELD_OUT, BASELINE, BIGRAM, LOST = "#7FB2D9", "#0B5394", "#D55E00", "#6B6B6B", "#B3261E"

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.store import write_atomically
-from planetary.fleet.protocol.metrics import ContributionMetrics, RoundMetrics
-from planetary.fleet.protocol.status import KindReport
 from planetary.monitor.run_folder import Event, RunFacts, RunHistory
+from planetary.runs.rounds.metrics import ContributionMetrics, KindReport, RoundMetrics
+from planetary.runs.rounds.status import TrainingReader
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,7 +304,7 @@ def build_report(history: RunHistory) -> Report:
         traffic=_traffic(history.metrics, params),
         faults=_faults(history.events, steps),
         workers=workers_of(history.events, history.metrics),
-        own=None if history.reader is None else history.reader.report_of(history.metrics),
+        own=reader.report_of(history.metrics) if isinstance(reader := history.reader, TrainingReader) else None,
         setup=facts,
     )
 

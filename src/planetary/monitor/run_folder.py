@@ -19,8 +19,8 @@ from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import UserError
 from planetary.fleet.protocol.kind_reader import KindReader, journal_kind, kind_reader
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.runtime.host import usable_cores
 from planetary.version import __version__
 

@@ -8,7 +8,7 @@ from typing import Any, overload
 import msgspec
 
 from planetary.core.errors import UserError
-from planetary.fleet.protocol.metrics import RoundMetrics
+from planetary.runs.rounds.metrics import RoundMetrics
 
 
 class RoundRewards(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from planetary.artifacts.checkpoint import list_checkpoints
 from planetary.core.errors import PlanetaryError, ResourceError
 from planetary.core.printable import command_line
 from planetary.fleet.gateway.run_files import CHECKPOINTS, has_run
+from planetary.runs.rounds.status import TrainingReader
 
 if TYPE_CHECKING:
     from planetary.fleet.protocol.events import Finish
@@ -52,7 +53,7 @@ def picture_run(folder: Path, history: RunHistory) -> Path:
     """
     from planetary.monitor.picture import write_figures, write_picture
 
-    picture = None if history.reader is None else history.reader.picture
+    picture = reader.picture if isinstance(reader := history.reader, TrainingReader) else None
     return write_picture(folder, history) if picture is None else write_figures(folder, history, picture)
 
 

@@ -25,11 +25,11 @@ from planetary.fleet.gateway.gateway import Gateway, GatewayOptions
 from planetary.fleet.gateway.run_files import EVENTS, METRICS
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol.kind_reader import journal_reader
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.shell.shell import Address
 from planetary.fleet.shell.system import System
 from planetary.fleet.worker.role import Roles
 from planetary.machine.machine import Validated
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault

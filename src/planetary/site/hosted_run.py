@@ -18,7 +18,7 @@ from planetary.data.prepared_data import PreparedData
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.parts import PreparedRun
 from planetary.fleet.protocol.events import Finish
-from planetary.fleet.protocol.metrics import RoundMetrics
+from planetary.fleet.protocol.records import MetricsLine
 from planetary.fleet.protocol.status import RunStatus
 from planetary.machine.journal import Record
 from planetary.monitor.run_folder import collect_facts, write_facts
@@ -132,7 +132,7 @@ class HostedRun:
 
     # --- a separate follower gateway --------------------------------------------------------------------------
 
-    def write_round(self, line: RoundMetrics) -> None: ...
+    def write_metrics(self, line: MetricsLine) -> None: ...
 
     def write_event(self, record: Record) -> None:
         """The journal has grown."""

@@ -8,17 +8,17 @@ import msgspec
 
 from planetary.core.config import config_from_tables
 from planetary.data.slices import LeaseLedger
-from planetary.fleet.protocol.metrics import ContributionMetrics, RoundMetrics
-from planetary.fleet.protocol.records import CheckpointFailed, RunFinished, WorkerLeft, WorkerLost
+from planetary.fleet.protocol.records import RunFinished, WorkerLeft, WorkerLost
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.sink import Sink, SinkRun
-from planetary.runs.rounds.records import LeaseMark, RoundsResumed
+from planetary.runs.rounds.metrics import ContributionMetrics, RoundMetrics
+from planetary.runs.rounds.records import CheckpointFailed, LeaseMark, RoundsResumed
 
 LOST = WorkerLost(worker="n/1", pid=2, node="n", reason="killed by signal 9", silent_s=0.25, kind="crashed", t=105.0)
 LEFT = WorkerLeft(worker="n/2", pid=3, node="n", reason="it is drained", kind="drained", t=105.5)
 FULL = CheckpointFailed(round=1, reason="No space left on device", t=106.0)
 RESUMED = RoundsResumed(run="demo", rounds=3, mark=LeaseMark(1, 100, 2, LeaseLedger()), config_hash="c", t=107.0)
-ENDED = RunFinished(round=2, ok=True, reason="all 2 rounds are done", kind="done", t=120.0)
+ENDED = RunFinished(ok=True, reason="all 2 rounds are done", kind="done", t=120.0)
 
 
 def line(round_: int) -> RoundMetrics:

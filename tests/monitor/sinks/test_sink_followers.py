@@ -10,13 +10,13 @@ from sink_story import ENDED, LOST, line, run_in
 from small_training import small_training
 
 from planetary.core.errors import UserError
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks import sink_kinds
 from planetary.monitor.sinks.followers import MOST_WAITING, Followers
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
 from planetary.monitor.sinks.tensorboard_sink import TensorboardSink
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.simulation.rounds.cluster import SimCluster
 
 
@@ -55,8 +55,8 @@ def test_every_sink_gets_everything_in_order(tmp_path: Path) -> None:
     one, two = Recorder(), Recorder()
     followers, told = follow(tmp_path, one, two)
     followers.write_event(LOST)
-    followers.write_round(line(1))
-    followers.write_round(line(2))
+    followers.write_metrics(line(1))
+    followers.write_metrics(line(2))
     followers.write_event(ENDED)
     followers.close(True)
     assert one.got == two.got == ["demo", "WorkerLost", 1, 2, "RunFinished", True]
@@ -67,7 +67,7 @@ def test_a_failure_is_told_once_and_so_is_its_end(tmp_path: Path) -> None:
     bad, good = Recorder(fails=2), Recorder()
     followers, told = follow(tmp_path, bad, good)
     for round_ in range(1, 5):
-        followers.write_round(line(round_))
+        followers.write_metrics(line(round_))
     followers.close(False)
     assert good.got == ["demo", 1, 2, 3, 4, False]
     assert bad.got == ["demo", 3, 4, False]
@@ -84,7 +84,7 @@ def test_what_a_sink_does_not_want_is_no_recovery(tmp_path: Path) -> None:
 
     sink = Picky(fails=1)
     followers, told = follow(tmp_path, sink)
-    followers.write_round(line(1))
+    followers.write_metrics(line(1))
     followers.write_event(ENDED)
     followers.close(True)
     assert sink.got == ["demo", True]
@@ -95,7 +95,7 @@ def test_a_place_that_cannot_be_opened_is_tried_again(tmp_path: Path) -> None:
     sink = Recorder(opens_fail=2)
     followers, told = follow(tmp_path, sink)
     for round_ in range(1, 5):
-        followers.write_round(line(round_))
+        followers.write_metrics(line(round_))
     followers.close(True)
     assert sink.got == ["demo", 3, 4, True]
     assert len(told) == 2
@@ -110,7 +110,7 @@ def test_missing_library_is_reported_at_once_with_its_extra(tmp_path: Path) -> N
 
     sink = Absent()
     followers, told = follow(tmp_path, sink)
-    followers.write_round(line(1))
+    followers.write_metrics(line(1))
     followers.close(True)
     assert sink.got == []
     assert [text.endswith("pip install 'planetary-compute[wandb]'") for text in told] == [True]
@@ -125,10 +125,10 @@ def test_a_sink_that_hangs_costs_lines_and_not_the_run(tmp_path: Path) -> None:
             hangs.wait(60)
 
     followers, told = follow(tmp_path, Hangs())
-    followers.write_round(line(1))
+    followers.write_metrics(line(1))
     assert entered.wait(60)
     for round_ in range(MOST_WAITING + 5):
-        followers.write_round(line(round_ + 2))
+        followers.write_metrics(line(round_ + 2))
     followers.close(True, within_s=0.0)
     assert told == ["sink s0 is slower than the run: some of its lines are left out"]
     hangs.set()

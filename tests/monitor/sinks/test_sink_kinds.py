@@ -99,7 +99,7 @@ def test_a_webhook_posts_the_chosen_events(tmp_path: Path, hook: Hook, monkeypat
         "kind": "crashed",
     }
     assert full["text"] == "demo: checkpoint of round 1 failed: No space left on device"
-    assert (ended["event"], ended["ok"], ended["round"]) == ("run_finished", True, 2)
+    assert (ended["event"], ended["ok"], ended["reason"]) == ("run_finished", True, "all 2 rounds are done")
 
 
 def test_refusing_webhook_fails_without_showing_its_address(tmp_path: Path) -> None:

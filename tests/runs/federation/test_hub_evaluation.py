@@ -17,9 +17,9 @@ from small_training import (
 from planetary.core.configuration.schema import OuterConfig
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
-from planetary.fleet.protocol.records import EvalFinished, WorkerJoined
+from planetary.fleet.protocol.records import WorkerJoined
 from planetary.runs.federation.config import SiteEntry
-from planetary.runs.rounds.records import DeltaAccepted, RolledBack, RoundMerged
+from planetary.runs.rounds.records import DeltaAccepted, EvalFinished, RolledBack, RoundMerged
 from planetary.runtime.executor import StepResult
 
 LIMIT_S = 3000.0

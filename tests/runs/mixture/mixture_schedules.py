@@ -12,12 +12,12 @@ from version_streams import expert_streams
 
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.fleet.gateway.run_files import PAYLOADS
-from planetary.fleet.protocol.records import RoundFinished, RunResumed
 from planetary.machine.journal import replay
 from planetary.runs.mixture.controller.controller import EXPERT
 from planetary.runs.mixture.gateway.gateway import KEPT_KINDS
 from planetary.runs.mixture.payloads.shard import shard_from
 from planetary.runs.mixture.records import MixtureState
+from planetary.runs.rounds.records import RoundFinished, TrainingResumed
 from planetary.simulation.faults import KINDS, draw_plan
 from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
 from random_schedules import Schedules, check_ended_well, forging, journal_of, untimed
@@ -85,7 +85,7 @@ def check_no_finished_round_was_lost(cluster: MixtureCluster) -> None:
         if isinstance(record, RoundFinished):
             assert record.round == finished + 1
             finished = record.round
-        if isinstance(record, RunResumed):
+        if isinstance(record, TrainingResumed):
             assert record.mark.round == finished
 
 

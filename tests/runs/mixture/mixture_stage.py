@@ -36,7 +36,6 @@ from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.run_files import EVENTS, METRICS, PAYLOADS
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.worker.role import Role, Roles, Workplace
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.composer import events as c
@@ -55,6 +54,7 @@ from planetary.runs.mixture.preparation import PreparedMixture, ProgramRecord
 from planetary.runs.mixture.program.signature import ComposerShape
 from planetary.runs.mixture.records import MixtureRecord, MixtureStarted
 from planetary.runs.mixture.training.expert_optimizer import EXPERT
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.runtime.program_runner import Program, ProgramRunner, Runner
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault

@@ -19,11 +19,11 @@ from version_streams import expert_streams
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
-from planetary.fleet.protocol.records import EvalFinished
 from planetary.machine.journal import replay
 from planetary.runs.mixture.methods.ownership import round_robin
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.records import FragmentAdvanced, MixtureRecord, MixtureState
+from planetary.runs.rounds.records import EvalFinished
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ from mixture_checks import of_kind
 from mixture_stage import MixtureStage, make_plan
 
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import EvalFinished, WorkerJoined
+from planetary.fleet.protocol.records import WorkerJoined
 from planetary.run.kind.mixture import Mixture
 from planetary.run.kinds import all_kinds
 from planetary.runs.mixture import messages as mm
@@ -17,6 +17,7 @@ from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.plan import MixturePlan
 from planetary.runs.mixture.records import ShardGranted
 from planetary.runs.mixture.training.expert_optimizer import OFFLOADED
+from planetary.runs.rounds.records import EvalFinished
 
 OFFLOADED_OPTIONS = {"sketches": "all", "acceptance": Policy(norm_ratio=10)}
 

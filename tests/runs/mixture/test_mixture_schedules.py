@@ -8,7 +8,7 @@ from mixture_schedules import LIMIT_S, MODES, NODES, ROUNDS, SCHEDULES
 from small_mixture import small_mixture
 
 from planetary.fleet.gateway.run_files import EVENTS
-from planetary.fleet.protocol.records import CheckpointFailed, RunResumed, RunStarted, WorkerLeft, WorkerLost
+from planetary.fleet.protocol.records import WorkerLeft, WorkerLost
 from planetary.machine.board import TaskTimes
 from planetary.runs.mixture.records import (
     ExpertsAdvanced,
@@ -17,6 +17,7 @@ from planetary.runs.mixture.records import (
     ShardGranted,
     SurrogatesRefreshed,
 )
+from planetary.runs.rounds.records import CheckpointFailed, TrainingResumed, TrainingStarted
 from planetary.simulation.faults import Fault
 from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
 from random_schedules import SLOW_SEEDS, SOAK_SEEDS
@@ -26,7 +27,7 @@ SAME_SEED = 10_084  # without a full disk: the error names the folder and the fr
 
 def test_random_fault_schedules() -> None:
     seen = SCHEDULES.sweep_modes(range(len(MODES)), MODES)
-    assert seen.records[RunResumed] > 0
+    assert seen.records[TrainingResumed] > 0
     assert all(seen.records[kind] for kind in (ShardGranted, FragmentAdvanced, SurrogatesRefreshed, ExpertsAdvanced))
 
 
@@ -34,7 +35,7 @@ def test_random_fault_schedules() -> None:
 @pytest.mark.parametrize("block", range(1))
 def test_more_random_fault_schedules(block: int) -> None:
     first = SLOW_SEEDS + block * 60
-    SCHEDULES.sweep_modes(range(first, first + 38), MODES).require(RunResumed, ExpertsAdvanced)
+    SCHEDULES.sweep_modes(range(first, first + 38), MODES).require(TrainingResumed, ExpertsAdvanced)
 
 
 @pytest.mark.soak
@@ -42,7 +43,7 @@ def test_more_random_fault_schedules(block: int) -> None:
 @pytest.mark.parametrize("block", range(6))
 def test_three_thousand_random_fault_schedules(block: int) -> None:
     first = SOAK_SEEDS + block * 500
-    SCHEDULES.sweep_modes(range(first, first + 500), MODES).require(RunResumed, ExpertsAdvanced)
+    SCHEDULES.sweep_modes(range(first, first + 500), MODES).require(TrainingResumed, ExpertsAdvanced)
 
 
 def test_same_seed_same_story() -> None:
@@ -74,9 +75,9 @@ def test_gateway_killed_between_its_first_records_goes_on() -> None:
     assert cluster.advance(lambda: has_begun(cluster), LIMIT_S)
     cluster.process.kill()
     events.write_bytes(events.read_bytes().splitlines(keepends=True)[0])
-    assert list(map(type, cluster.journal)) == [RunStarted]
+    assert list(map(type, cluster.journal)) == [TrainingStarted]
     assert cluster.run(LIMIT_S)
-    assert list(map(type, cluster.journal[:3])) == [RunStarted, MixtureStarted, RunResumed]
+    assert list(map(type, cluster.journal[:3])) == [TrainingStarted, MixtureStarted, TrainingResumed]
     check_ended(cluster, 1)
 
 

@@ -18,7 +18,6 @@ from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.run_files import METRICS
 from planetary.fleet.preparation.compiling import PublishedArtifact
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.shell.system import System
 from planetary.fleet.worker.role import Role, Roles, Workplace
 from planetary.machine.machine import Validated
@@ -29,6 +28,7 @@ from planetary.runs.rl.gateway import PolicySetup
 from planetary.runs.rl.loader import PolicyLoader
 from planetary.runs.rl.messages import REINFORCEMENT, PolicyJob, RolloutsSampled
 from planetary.runs.rl.program.shape import SCORE, TRAIN
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runtime.device_program import Handle
 from planetary.simulation.executors import Health

@@ -12,7 +12,6 @@ from policy_cluster import PolicyCluster
 from small_policy import small_policy
 
 from planetary.core.configuration.schema import OuterConfig
-from planetary.fleet.protocol.records import CheckpointWritten, RunResumed
 from planetary.machine.journal import replay
 from planetary.runs.rl.records import (
     GroupDropped,
@@ -20,6 +19,7 @@ from planetary.runs.rl.records import (
     GroupsLearned,
     ReinforcementState,
 )
+from planetary.runs.rounds.records import CheckpointWritten, TrainingResumed
 from planetary.simulation.faults import KINDS, draw_plan
 from random_schedules import Schedules, check_ended_well, forging, journal_of, surviving, untimed
 
@@ -88,7 +88,7 @@ def check_no_kept_round_was_lost(cluster: PolicyCluster) -> None:
     for record in cluster.journal:
         if isinstance(record, CheckpointWritten):
             kept = max(kept, record.round)
-        if isinstance(record, RunResumed):
+        if isinstance(record, TrainingResumed):
             assert record.mark.round >= kept, f"round {kept} was lost"
 
 

@@ -31,7 +31,6 @@ from planetary.core.configuration.schema import (
 )
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fleet.protocol.records import RunResumed
 from planetary.machine.journal import Record
 from planetary.models.context import CacheSizes
 from planetary.runs.rl.config import RlConfig
@@ -48,7 +47,7 @@ from planetary.runs.rl.rollouts.dialogues import RolloutLimits, Rollouts
 from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rounds.events import TakeOuterStep
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
-from planetary.runs.rounds.records import RoundClosed
+from planetary.runs.rounds.records import RoundClosed, TrainingResumed
 from planetary.runs.rounds.worker.inner_state import InnerStates
 from planetary.runs.serve.program.shape import PAGE, ServingShape
 from planetary.runs.serve.program.traced_model import TracedModel
@@ -260,7 +259,7 @@ class SmallPolicy:
                     step = TakeOuterStep(record.round, config.outer.merge, tuple(parts))
                     parameters.step(config.outer, config.train.batch_size * config.of(RlConfig).max_tokens, step)
                     outer[record.round] = parameters.state
-                case RunResumed():
+                case TrainingResumed():
                     outer = {version: state for version, state in outer.items() if version <= record.mark.round}
                     shares.clear()
                     if imitated > record.mark.round:

@@ -8,17 +8,16 @@ from policy_cluster import PolicyCluster
 from policy_schedules import LIMIT_S, MODES, NODES, ROUNDS, SCHEDULES
 from small_policy import small_policy
 
-from planetary.fleet.protocol.records import (
+from planetary.fleet.protocol.records import WorkerBanned, WorkerLost
+from planetary.runs.rl.records import GroupDropped, GroupSampled, GroupsLearned, HeldOutJudged, RolloutsRefused
+from planetary.runs.rounds.records import (
     CheckpointFailed,
     CheckpointWritten,
     RoundFinished,
+    RoundStarted,
     RunPaused,
-    RunResumed,
-    WorkerBanned,
-    WorkerLost,
+    TrainingResumed,
 )
-from planetary.runs.rl.records import GroupDropped, GroupSampled, GroupsLearned, HeldOutJudged, RolloutsRefused
-from planetary.runs.rounds.records import RoundStarted
 from planetary.simulation.faults import Fault
 from planetary.simulation.lies import ROLLOUT_LIES, RolloutLie
 from random_schedules import SLOW_SEEDS, SOAK_SEEDS
@@ -33,14 +32,14 @@ REASONS = {
 
 def test_random_fault_schedules() -> None:
     seen = SCHEDULES.sweep_modes(range(len(MODES)), MODES)
-    assert all(seen.records[kind] for kind in (RunResumed, WorkerLost, GroupSampled, GroupsLearned, HeldOutJudged))
+    assert all(seen.records[kind] for kind in (TrainingResumed, WorkerLost, GroupSampled, GroupsLearned, HeldOutJudged))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(1))
 def test_more_random_fault_schedules(block: int) -> None:
     first = SLOW_SEEDS + block * 60
-    SCHEDULES.sweep_modes(range(first, first + 40), MODES).require(RunResumed, WorkerLost, GroupDropped)
+    SCHEDULES.sweep_modes(range(first, first + 40), MODES).require(TrainingResumed, WorkerLost, GroupDropped)
 
 
 @pytest.mark.soak
@@ -48,7 +47,7 @@ def test_more_random_fault_schedules(block: int) -> None:
 @pytest.mark.parametrize("block", range(6))
 def test_three_thousand_random_fault_schedules(block: int) -> None:
     first = SOAK_SEEDS + block * 500
-    SCHEDULES.sweep_modes(range(first, first + 500), MODES).require(RunResumed, WorkerLost, GroupDropped)
+    SCHEDULES.sweep_modes(range(first, first + 500), MODES).require(TrainingResumed, WorkerLost, GroupDropped)
 
 
 @pytest.mark.slow
@@ -150,6 +149,6 @@ def test_banned_worker_stays_banned_after_a_resume() -> None:
     assert cluster.run(LIMIT_S, kill_once)
     SCHEDULES.check(cluster)
     after = cluster.journal[banned[0] :]
-    assert any(isinstance(one, RunResumed) for one in after)
+    assert any(isinstance(one, TrainingResumed) for one in after)
     assert [one for one in after if isinstance(one, RoundFinished)]
     assert LIAR not in {one.worker for one in after if isinstance(one, GroupSampled | GroupsLearned)}

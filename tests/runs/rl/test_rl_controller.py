@@ -10,8 +10,7 @@ from policy_model import SHAPE
 
 from planetary.core.schedules import Schedule
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.records import CheckpointFailed, RoundFinished, WorkerBanned, WorkerLeft, WorkerLost
+from planetary.fleet.protocol.records import WorkerBanned, WorkerLeft, WorkerLost
 from planetary.machine.journal import Record, replay
 from planetary.runs.rl.controller import (
     HOPELESS_GROUPS,
@@ -47,6 +46,8 @@ from planetary.runs.rl.records import (
     RolloutsRefused,
 )
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds.metrics import RoundMetrics
+from planetary.runs.rounds.records import CheckpointFailed, RoundFinished
 from planetary.version import __version__
 
 GROUPS, COMPLETIONS = 4, 2

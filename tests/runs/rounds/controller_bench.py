@@ -8,13 +8,12 @@ from small_training import small_policy, small_training
 
 from planetary.core.extension_points import CODECS
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import RunStarted
 from planetary.machine.journal import replay
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.topology import ring_policy
-from planetary.runs.rounds.records import RoundsRecord
+from planetary.runs.rounds.records import RoundsRecord, TrainingStarted
 from planetary.runs.rounds.start import policy_of
 from planetary.runs.rounds.state import ControllerState
 from planetary.sync.deltas import Table
@@ -37,7 +36,7 @@ class Bench:
                 ring = ring_policy(training.config, policy.spec.params, training.start(), 1)
                 policy = msgspec.structs.replace(policy, ring=ring)
         self.policy = msgspec.structs.replace(policy, local=local)
-        self.started = RunStarted(run="sim", rounds=rounds, config_hash="c", model="m", params=8)
+        self.started = TrainingStarted(run="sim", rounds=rounds, config_hash="c", model="m", params=8)
         self.controller = Controller(self.policy, replay([self.started], ControllerState()), 0.0)
         self.now = 0.0
         self.journal: list[RoundsRecord] = []

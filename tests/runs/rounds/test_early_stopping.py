@@ -12,9 +12,10 @@ from planetary.artifacts.checkpoint import list_checkpoints
 from planetary.core.config import config_from_tables
 from planetary.core.errors import UserError
 from planetary.fleet.gateway.run_files import CHECKPOINTS
-from planetary.fleet.protocol.records import EvalFinished, RoundFinished, RunFinished
+from planetary.fleet.protocol.records import RunFinished
 from planetary.run.kinds import kind_of
 from planetary.runs.rounds.controller.early_stopping import has_stopped_improving, why_stopped
+from planetary.runs.rounds.records import EvalFinished, RoundFinished
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 

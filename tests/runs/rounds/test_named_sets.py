@@ -13,9 +13,10 @@ from small_training import small_training
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.core.errors import UserError
 from planetary.fleet.gateway.run_files import METRICS
-from planetary.fleet.protocol.metrics import RoundMetrics, figures_of
-from planetary.fleet.protocol.records import EvalFinished, RunFinished
+from planetary.fleet.protocol.records import RunFinished
 from planetary.monitor.sinks.scalars import scalars_of
+from planetary.runs.rounds.metrics import RoundMetrics, figures_of
+from planetary.runs.rounds.records import EvalFinished
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 

@@ -23,9 +23,9 @@ from planetary.core.registry import files_of
 from planetary.core.schedules import Schedule
 from planetary.fleet.gateway.run_files import CHECKPOINTS, METRICS, keep_code
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import RunFinished
 from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.runs.rounds.records import ContributionsJudged, LeaseAssigned, ParametersSent, RoundMerged
 from planetary.runs.rounds.worker.role import load_code
 from planetary.simulation.rounds.cluster import SimCluster

@@ -15,9 +15,9 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.errors import LocalProtocolError, PlanetaryError, ResourceError, UserError
 from planetary.fleet.controller.controller import RunPhase
 from planetary.fleet.gateway.run_files import CONFIG, LOCK, RunLock
-from planetary.fleet.protocol.records import CheckpointWritten, WorkerLost
+from planetary.fleet.protocol.records import WorkerLost
 from planetary.machine.journal import replay
-from planetary.runs.rounds.records import LeaseAssigned, RoundMerged, RoundsRecord, RoundsResumed
+from planetary.runs.rounds.records import CheckpointWritten, LeaseAssigned, RoundMerged, RoundsRecord, RoundsResumed
 from planetary.runs.rounds.state import ControllerState, contradiction
 from planetary.simulation.disk import SimulatedDisk, SimulatedFiles, flip_bit
 from planetary.simulation.event_loop import ProcessKilled

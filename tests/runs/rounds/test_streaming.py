@@ -8,8 +8,9 @@ import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, sweep
 from small_training import small_training
 
-from planetary.fleet.protocol.records import EvalFinished, WorkerJoined
+from planetary.fleet.protocol.records import WorkerJoined
 from planetary.runs.rounds.records import (
+    EvalFinished,
     LeaseAssigned,
     LeaseCarried,
     LeaseReturned,

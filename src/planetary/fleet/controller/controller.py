@@ -338,11 +338,10 @@ class RunController(ABC, Generic[DeskT, SessionT]):
         why = self.membership.violated(worker, what)
         self._lose(worker, why or f"it sent {what}", "banned" if why else "disconnected", now)
 
-    def _record_failure(self, worker: SessionT, failure: m.TaskFailed, round_: int) -> EndKind:
+    def _record_failure(self, worker: SessionT, failure: m.TaskFailed) -> EndKind:
         """Put a failed task into the journal; return how a run ends that fails for it."""
         self.desk.append(
             TaskAborted(
-                round=round_,
                 task=failure.task,
                 worker=worker.worker,
                 pid=worker.pid,
@@ -372,7 +371,7 @@ class RunController(ABC, Generic[DeskT, SessionT]):
             return
         self._advance_phase("end")
         ok = kind == "done"
-        self.desk.append(RunFinished(round=self.desk.state.round, ok=ok, reason=reason, kind=kind))
+        self.desk.append(RunFinished(ok=ok, reason=reason, kind=kind))
         goes_on = kind == "stopped" and not (self._stops_for_good or self.desk.policy.local)
         for session in [*self.desk.workers, *self.desk.supervisors]:
             if goes_on:  # the gateway's machine may only be starting again

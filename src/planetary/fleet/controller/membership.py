@@ -27,7 +27,6 @@ MOST_CRASHES = 8
 """Times in a row a worker's process may end without an answer to a task in between: it will end the next time."""
 LIVED_S = 3600.0
 """A process that lived for so long did not end at once, even where it had no task."""
-DOUBTED_ROUNDS = 10  # rounds in which refused contributions add up
 
 Target = tuple[str, str, str]  # backend, target, features of a compiled module
 
@@ -295,16 +294,9 @@ class Membership:
         text = f"it broke the protocol {self._violations[machine]} times; the last time it sent {what}"
         return self.ban(worker, text, "peer", lasting=True)
 
-    def distrusted(self, worker: WorkerSession, rounds: Sequence[int], reason: str) -> str:
-        """Take note that a worker's contribution was refused; `rounds` has all rounds with a refusal of this worker.
-
-        After `max_strikes` of them among the last `DOUBTED_ROUNDS` the worker is banned: return why, "" before.
-        """
-        recent = [round_ for round_ in rounds if round_ > rounds[-1] - DOUBTED_ROUNDS]
-        if len(recent) < self._desk.policy.max_strikes:
-            return ""
-        text = f"its results were refused in {len(recent)} rounds; the last time: {reason}"
-        return self.ban(worker, text, "peer", lasting=True)
+    def distrusted(self, worker: WorkerSession, refusals: int, text: str) -> str:
+        """Ban a worker after `max_strikes` refused results of late: return why (`text`), "" before."""
+        return self.ban(worker, text, "peer", lasting=True) if refusals >= self._desk.policy.max_strikes else ""
 
     def ban(self, worker: WorkerSession, reason: str, kind: EndKind, *, lasting: bool = False) -> str:
         """Do not use this worker again, and tell worker and supervisor to end; return the reason.

@@ -55,7 +55,7 @@ class Stalls:
             self._since, self._reported = now, False
         elif not self._reported and now >= self._due_at:
             self._reported = True
-            self._desk.append(Stalled(round=self._desk.state.round + 1, why=why))
+            self._desk.append(Stalled(why=why))
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which the present stall is to be reported; None without an unreported one."""

@@ -32,9 +32,7 @@ from planetary.fleet.gateway.run_files import EVENTS, METRICS, RunLock, check_co
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.news import LastingNews
-from planetary.fleet.protocol.records import RoundFinished
+from planetary.fleet.protocol.records import MetricsLine
 from planetary.fleet.protocol.status import MOST_EVENTS, Leave, RunStatus
 from planetary.fleet.shell.shell import Address, Background, ServerShell, SessionTerms, TensorSource
 from planetary.fleet.shell.system import SYSTEM, System
@@ -60,7 +58,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     resume_from: Path | None = None  # a checkpoint to resume from instead of the newest
     forgive: tuple[str, ...] = ()  # workers whose ban and key a resumed run forgets
     # threads of each of the run's workers, which are all on this machine: `train.target_minutes` is then kept to. None:
-    # they are anywhere, and `train.rounds` counts
+    # they are anywhere, and the length of the configuration counts
     local_threads: int | None = None
     on_loan: bool = False  # workers outlive this run or a ban by it, and go on with other runs
     again: str = ""  # command that resumes the run, for people; "": `planetary train`
@@ -98,8 +96,8 @@ class Security(msgspec.Struct, frozen=True):
 class Follower(Protocol):
     """Gets a run's metrics and events as they are written. Methods return at once and do not raise."""
 
-    def write_round(self, line: RoundMetrics) -> None:
-        """Take the metrics of a round."""
+    def write_metrics(self, line: MetricsLine) -> None:
+        """Take a line of metrics."""
         ...
 
     def write_event(self, record: Record) -> None:
@@ -144,13 +142,13 @@ class Gateway(Generic[RunT]):
         self.started_at = 0.0  # Unix time in seconds
         self.ended_at: float | None = None
         self.roll_out_stage = RollOut()
-        self.metrics: list[RoundMetrics] = []
+        self.metrics: list[Any] = []  # newest line of each number, of the kind's own type
         self.bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens
         self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)  # see `RunStatus`
         self.news = ""  # the newest event worth telling
         self.notes: list[str] = []  # decisions before training, and warnings during it
         self.followers: list[Follower] = []
-        self._lasting = LastingNews()
+        self._lasting = setup.news_of()
         self.parts: Parts[RunT] | None = None
         self.security = security
         self.system = system
@@ -185,7 +183,7 @@ class Gateway(Generic[RunT]):
         return self.setup.status(self) if self.parts is None else self.parts.status()
 
     def roll_out(self, wanted: StepWanted) -> None:
-        """Begin to replace the run's training step at the end of a round. Called on the event loop.
+        """Begin to replace the run's training step. Called on the event loop.
 
         Raises:
             ConflictError: a run of this kind, or in this state, has none that can be replaced.
@@ -197,7 +195,7 @@ class Gateway(Generic[RunT]):
             )
         if self.parts.roll_out is None:
             raise ConflictError(
-                f"{self.setup.compiles} of this run cannot be replaced: runs in rounds have one training step that can",
+                f"{self.setup.compiles} of this run cannot be replaced: only a run on data has one that can",
                 code="step_fixed",
             )
         self.parts.roll_out(wanted)
@@ -447,7 +445,7 @@ class Gateway(Generic[RunT]):
 
     def _append(self, record: Record) -> None:
         assert self._journal is not None
-        # Whatever happens to the power: a checkpoint must not outlive the records of the round it is of, nor tasks on
+        # Whatever happens to the power: a checkpoint must not outlive the records before it, nor tasks on
         # workers the record from which their numbers are counted.
         record = msgspec.structs.replace(record, t=self.clock.wall())
         self._journal.append(record, durable=isinstance(record, self.setup.synced))
@@ -455,22 +453,20 @@ class Gateway(Generic[RunT]):
             follower.write_event(record)
         text = record.news
         if text:
-            # The displays show the rounds themselves; one that is finished makes older news old.
-            self.news = "" if isinstance(record, RoundFinished) else text
+            self.news = "" if record.outdates_news else text
             if self.news:
                 self.events.append((record.t, text))
             log.info("%s", text)
         if note := self._lasting.of(record):
             self.warn(note)
 
-    def _write_metrics(self, metrics: RoundMetrics) -> None:
+    def _write_metrics(self, line: MetricsLine) -> None:
         assert self._metrics_file is not None
-        metrics = self.traffic.counted(metrics)
-        self._metrics_file.append(metrics)
-        # A round may have a second line, with the result of a later evaluation.
-        self.metrics = [*(line for line in self.metrics if line.round != metrics.round), metrics]
+        line = self.traffic.counted(line)
+        self._metrics_file.append(line)
+        self.metrics = [*(one for one in self.metrics if one.number != line.number), line]
         for follower in self.followers:
-            follower.write_round(metrics)
+            follower.write_metrics(line)
 
     def sync_files(self) -> None:
         """Have journal and metrics survive a power cut. In any thread. Raises `ResourceError`."""
@@ -478,7 +474,7 @@ class Gateway(Generic[RunT]):
             assert writer is not None
             writer.sync()
 
-    def rewrite_metrics(self, rewrite: Callable[[Path, DurableFiles], list[RoundMetrics]]) -> None:
+    def rewrite_metrics(self, rewrite: Callable[[Path, DurableFiles], list[Any]]) -> None:
         """Have `rewrite` replace the file of metrics, and go on from the lines it returns."""
         assert self._metrics_file is not None
         self._metrics_file.close()

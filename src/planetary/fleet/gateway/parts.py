@@ -19,8 +19,8 @@ from planetary.fleet.gateway.status import base_status
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.records import RoundFinished, RunFinished, RunResumed, RunStarted
+from planetary.fleet.protocol.news import LastingNews
+from planetary.fleet.protocol.records import RunFinished, RunResumed, RunStarted
 from planetary.fleet.protocol.status import RunStatus
 from planetary.fleet.protocol.traffic import WorkerTraffic
 from planetary.fleet.shell.shell import Answer, Read, TensorSource
@@ -32,7 +32,7 @@ from planetary.wire.streams import Allocate, ReceivedMessage
 if TYPE_CHECKING:
     from planetary.fleet.gateway.gateway import Gateway
 
-SYNCED: tuple[type[Record], ...] = (RunStarted, RunResumed, RoundFinished, RunFinished)
+SYNCED: tuple[type[Record], ...] = (RunStarted, RunResumed, RunFinished)
 """Records of every kind that are on the disk before anything else happens, whatever becomes of the power."""
 
 
@@ -97,7 +97,7 @@ class Parts(Generic[RunT]):
         run: the kind's own object, for callers who know the kind.
         controller: decides.
         records: new ones, to be written to the journal.
-        metrics: of earlier rounds.
+        metrics: lines of an earlier gateway.
         status: returns the run's status.
         compile_for: compiles and verifies the artifact that workers run.
         limits: returns the limits of a worker's messages.
@@ -106,7 +106,7 @@ class Parts(Generic[RunT]):
         effects: instructions that are carried out at once, by class.
         answers: instructions that are carried out in a thread, whose event answers them, by class.
         sources: returns the tensors of a payload in the message's turn, by class.
-        roll_out: begins to replace the training step at the end of a round; None: the run's artifact stays.
+        roll_out: begins to replace the training step; None: the run's artifact stays.
         may_be_on_loan: whether a peer goes on with other runs when this one has ended, where workers do.
         begun: called when the controller decides.
     """
@@ -114,7 +114,7 @@ class Parts(Generic[RunT]):
     run: RunT
     controller: RunController[Any, Any]
     records: Iterable[Record]
-    metrics: list[RoundMetrics] = field(default_factory=list)
+    metrics: list[Any] = field(default_factory=list)
     status: Callable[[], RunStatus]
     compile_for: Callable[[CompileTarget], Awaitable[PublishedArtifact]]
     limits: Callable[[], Limits]
@@ -133,13 +133,15 @@ class Setup(ABC, Generic[PreparedT, RunT]):
 
     Attributes:
         protocol: messages of this kind of run.
-        traffic_of: class of the counter of bytes by round.
+        traffic_of: class of the counter of bytes.
+        news_of: class of the notes that outlast other news.
         compiles: name of the artifact that workers get, for users.
         synced: records that are on the disk before anything else happens, whatever becomes of the power.
     """
 
     protocol: ClassVar[WireProtocol] = m.FABRIC
     traffic_of: ClassVar[type[WorkerTraffic]] = WorkerTraffic
+    news_of: ClassVar[type[LastingNews]] = LastingNews
     compiles: ClassVar[str] = "the training step"
     synced: ClassVar[tuple[type[Record], ...]] = SYNCED
 

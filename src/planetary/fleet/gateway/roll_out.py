@@ -41,7 +41,7 @@ class RollOut(msgspec.Struct, frozen=True):
     """The last training step that was to replace the run's, since this gateway began.
 
     Attributes:
-        state: "": there was none; "verified": it waits for the end of the round.
+        state: "": there was none; "verified": it waits for the moment at which steps change.
         step: digest; "": it is not made yet.
         overrides, by, why: as of `StepWanted`.
         reason: that it was refused for.

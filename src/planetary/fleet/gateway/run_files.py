@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
+from planetary.artifacts.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_latest
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.config import Config, to_toml
@@ -114,7 +114,7 @@ def checkpoint_to_resume(folder: Path, chosen: Path | None) -> Checkpoint | None
     if chosen is not None:
         return load_checkpoint(chosen)
     checkpoints = folder / CHECKPOINTS
-    return load_latest(checkpoints) if any(checkpoints.glob("round-*")) else None
+    return load_latest(checkpoints) if list_checkpoints(checkpoints) else None
 
 
 def has_run(folder: Path) -> bool:

@@ -1,12 +1,11 @@
 """Events and instructions of the fleet's machines: the kernel's, and those of controller and supervisor.
 
-`fleet.worker.events` has those of the worker alone, `runs.rounds.events` those of a run in rounds.
+`fleet.worker.events` has those of the worker alone; a kind of run has further ones.
 """
 
 from __future__ import annotations
 
-from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.records import EndKind
+from planetary.fleet.protocol.records import EndKind, MetricsLine
 from planetary.fleet.protocol.status import Leave
 from planetary.machine.events import (  # noqa: F401  # this module is all that the fleet's machines speak
     Append,
@@ -121,7 +120,7 @@ class DropAttachment(Instruction, frozen=True):
 class WriteMetrics(Instruction, frozen=True):
     """Append one line to `metrics.jsonl`."""
 
-    metrics: RoundMetrics
+    metrics: MetricsLine
 
 
 class Finish(Instruction, frozen=True):

@@ -1,4 +1,4 @@
-"""How the files of one kind of run are read: records, fold, and the kind's parts of status, report and picture."""
+"""How the files of one kind of run are read: records, fold and status."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any, Generic, TypeVar
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.core.errors import UserError
 from planetary.fleet.protocol.kind_table import view_of
-from planetary.fleet.protocol.metrics import KindPicture, RoundMetrics
 from planetary.fleet.protocol.progress import status_of_journal
 from planetary.fleet.protocol.run_fold import RunFold
-from planetary.fleet.protocol.status import KindReport, KindView, RunStatus
+from planetary.fleet.protocol.status import KindView, RunStatus
 from planetary.machine.journal import Record
 
 FORMAT = 2
@@ -30,15 +29,11 @@ class KindReader(KindView, Generic[FoldT_co]):
         records: union of the journal's records.
         fold: class of the state that the records fold to; made without arguments, it is the empty one.
         status_of_files: returns the status that the fold of the journal and the metrics tell.
-        report_of: returns the kind's part of a report on these rounds; None: it has none.
-        picture: of the kind's figures, in place of the losses.
     """
 
     records: Any
     fold: type[FoldT_co]
     status_of_files: Callable[[Any, Sequence[Any]], RunStatus] = lambda fold, _: status_of_journal(fold)
-    report_of: Callable[[Sequence[RoundMetrics]], KindReport | None] = lambda metrics: None
-    picture: KindPicture | None = None
 
 
 def journal_kind(path: Path) -> str | None:

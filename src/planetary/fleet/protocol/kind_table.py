@@ -10,9 +10,7 @@ import functools
 import importlib
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from planetary.core.errors import UserError
 
@@ -35,19 +33,6 @@ def view_of(kind: str) -> Any:
         )
     module, _, attribute = places[kind].partition(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-def read_part(part: dict[str, Any], slot: Literal["metrics", "status"]) -> Any:
-    """Return a kind's part of metrics or of a status, which was read as a plain mapping.
-
-    Raises:
-        UserError: the kind is not known here.
-        ValueError: the kind has no such part, or it does not fit.
-    """
-    struct = getattr(view_of(str(part.get("kind", ""))), slot)
-    if struct is None:
-        raise ValueError(f"the kind of run {part.get('kind')!r} has no {slot} of its own")
-    return msgspec.convert(part, struct, str_keys=True)
 
 
 def _places() -> Mapping[str, str]:

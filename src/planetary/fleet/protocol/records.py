@@ -1,7 +1,7 @@
 """The controller's journal: one typed record per fact, in the order they became true.
 
 The controller changes state only by applying a record, and every record is appended to `events.jsonl`. Replaying the
-file therefore gives the same state (`machine.journal.replay`). A line is `{"event": "round_started", "t": ..., ...}`.
+file therefore gives the same state (`machine.journal.replay`). A line is `{"event": "worker_joined", "t": ..., ...}`.
 """
 
 from __future__ import annotations
@@ -34,32 +34,21 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
     kind: str = ""
     format: int = 0
     run: str
-    rounds: int
     config_hash: str
-    model: str  # sha256 of the training step's portable artifact
+    model: str  # sha256 of the portable artifact, or the name of a model
     params: int
     notes: tuple[str, ...] = ()  # notes on the model and its training step
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """Where a run stands after a round: the controller's part of a checkpoint, where a resume begins."""
-
-    round: int
-    tokens_total: int
-    next_task: int
-
-
 class RunResumed(Record, frozen=True, kw_only=True, tag="run_resumed"):
-    """The controller was restarted and goes on from `mark`; whatever was under way is void."""
+    """The controller was restarted; whatever was under way is void."""
 
     run: str
-    rounds: int
-    mark: Mark
     config_hash: str
 
     @property
     def news(self) -> str:
-        return f"resumed after round {self.mark.round}"
+        return "resumed"
 
 
 class ArtifactPublished(Record, frozen=True, kw_only=True, tag="artifact_published"):
@@ -170,7 +159,6 @@ class WorkerLeft(Record, frozen=True, kw_only=True, tag="worker_left"):
 class TaskAborted(Record, frozen=True, kw_only=True, tag="task_failed"):
     """A worker reported that it could not finish a task."""
 
-    round: int
     task: int
     worker: str
     pid: int
@@ -184,73 +172,9 @@ class TaskAborted(Record, frozen=True, kw_only=True, tag="task_failed"):
         return f"{self.worker} could not finish its task: {self.reason}"
 
 
-class RoundFinished(Record, frozen=True, kw_only=True, tag="round_finished"):
-    """The outer step is done and the checkpoint, when due, is on disk."""
-
-    round: int
-    workers: int
-    tokens: int
-    tokens_total: int
-    loss: float
-    seconds: float
-    compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds)
-    durable: bool  # a checkpoint of this round exists
-
-    @property
-    def news(self) -> str:
-        return f"round {self.round} finished: loss {self.loss:.4f}, {self.tokens} tokens"
-
-
-class CheckpointWritten(Record, frozen=True, kw_only=True, tag="checkpoint_written"):
-    """A checkpoint was committed."""
-
-    round: int
-    path: str
-    seconds: float
-
-
-class CheckpointFailed(Record, frozen=True, kw_only=True, tag="checkpoint_failed"):
-    """A checkpoint could not be written; the one before is still valid and the run goes on."""
-
-    round: int
-    reason: str
-
-    @property
-    def news(self) -> str:
-        return f"checkpoint of round {self.round} failed: {self.reason}"
-
-
-class RunPaused(Record, frozen=True, kw_only=True, tag="run_paused"):
-    """Two checkpoints in a row could not be written; nothing is trained until the newest of them is."""
-
-    round: int
-    reason: str
-
-    @property
-    def news(self) -> str:
-        return f"the run pauses: {self.reason}"
-
-
-class EvalFinished(Record, frozen=True, kw_only=True, tag="eval_finished"):
-    """All held-out batches of a version were evaluated."""
-
-    version: int
-    loss: float
-    batches: int
-    wrong: tuple[str, ...] = ()  # workers whose answers for some of them differ
-    # named set -> metric -> value; without the held-out part's loss
-    values: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
-    failed: tuple[str, ...] = ()  # why metrics have no value
-
-    @property
-    def news(self) -> str:
-        return "; ".join(self.failed)
-
-
 class Stalled(Record, frozen=True, kw_only=True, tag="stalled"):
     """Nothing can go on at the moment; names the participant or event waited for."""
 
-    round: int
     why: str
 
     @property
@@ -281,7 +205,6 @@ def error_class(kind: str) -> type[PlanetaryError]:
 class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
     """The run ended. `ok` is false when it was stopped or failed; it can then be resumed."""
 
-    round: int
     ok: bool
     reason: str
     kind: EndKind = ""
@@ -292,8 +215,7 @@ class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
 
 
 CommonRecord = (
-    RunStarted
-    | ArtifactPublished
+    ArtifactPublished
     | WorkerJoined
     | WorkerRefused
     | WorkerBanned
@@ -301,14 +223,19 @@ CommonRecord = (
     | WorkerLost
     | WorkerLeft
     | TaskAborted
-    | CheckpointWritten
-    | CheckpointFailed
-    | RunPaused
-    | EvalFinished
     | Stalled
     | RunFinished
 )
 """Records of every kind of run, as they are."""
 
-AnyRecord = CommonRecord | RunResumed | RoundFinished
+AnyRecord = CommonRecord | RunStarted | RunResumed
 """The records of every kind of run. A kind may have more fields in the last two."""
+
+
+class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `metrics.jsonl`, of a kind of run that has any."""
+
+    @property
+    def number(self) -> int:
+        """Number of the measurement: a later line of the same number replaces this one."""
+        raise NotImplementedError

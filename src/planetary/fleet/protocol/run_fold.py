@@ -9,10 +9,7 @@ import msgspec
 
 from planetary.core.errors import UserError
 from planetary.fleet.protocol.records import (
-    CheckpointWritten,
     EndKind,
-    EvalFinished,
-    RoundFinished,
     RunFinished,
     RunResumed,
     RunStarted,
@@ -32,9 +29,6 @@ class Member(msgspec.Struct):
 
     Attributes:
         went: how it is gone; "": it is connected.
-        round: of its newest task.
-        loss, transfer_s, version_lag: of its newest contribution; None: it has none, or the kind of run has none.
-        contributed_at: Unix time in seconds of that; None: it has none.
     """
 
     worker: str
@@ -47,23 +41,6 @@ class Member(msgspec.Struct):
     verified: str = ""
     address: str = ""
     went: WorkerState | Literal[""] = ""
-    round: int = 0
-    loss: float | None = None
-    transfer_s: float | None = None
-    version_lag: int | None = None
-    contributed_at: float | None = None
-
-
-class Times(msgspec.Struct):
-    """When records were written, in Unix seconds, for displays; in a live run, whose records have no time yet, zeros.
-
-    Attributes:
-        started: first start of the run.
-        checkpoint: newest checkpoint; None: there is none.
-    """
-
-    started: float = 0.0
-    checkpoint: float | None = None
 
 
 class Ban(msgspec.Struct, frozen=True):
@@ -82,38 +59,23 @@ class RunFold(msgspec.Struct):
 
     Attributes:
         run: run name.
-        rounds: that it is to have.
-        round: the last finished one.
-        tokens_total: target tokens of the finished rounds.
-        opened: newest round that began since the run was started or resumed; 0: none.
-        step: digest of the artifact that workers run.
-        checkpoint_round: round of the newest checkpoint; 0: there is none.
+        started: first start of the run, Unix time in seconds; 0 in a live run, whose records have no time yet.
         workers: workers that joined or were refused, by name.
         losses: how many times each worker was lost.
         left: how each worker went that went in good order and is not back.
         keys: public key of the machine a worker's name belongs to.
         bans: of workers that are not used any more, by name. Those for a worker's contributions outlast a resume.
-        evals: held-out loss, by version.
-        train_losses: mean training loss, by round.
         ended: how and why it ended; None while it goes on.
     """
 
     run: str = ""
-    rounds: int = 0
-    round: int = 0
-    tokens_total: int = 0
-    opened: int = 0
-    step: str = ""
-    checkpoint_round: int = 0
+    started: float = 0.0
     workers: dict[str, Member] = {}
     losses: dict[str, int] = {}
     left: dict[str, Leave] = {}
     keys: dict[str, str] = {}
     bans: dict[str, Ban] = {}
-    evals: dict[int, float] = {}
-    train_losses: dict[int, float] = {}
     ended: RunFinished | None = None
-    times: Times = msgspec.field(default_factory=Times)
 
     @property
     def members(self) -> dict[str, Member]:
@@ -121,18 +83,9 @@ class RunFold(msgspec.Struct):
         return {name: worker for name, worker in self.workers.items() if not worker.went}
 
     @property
-    def reducing(self) -> int:
-        """The round whose results are reduced while a later one is trained; 0: none."""
-        return 0
-
-    @property
     def busy(self) -> set[str]:
         """The workers that have a task."""
         return set()
-
-    def slowness(self, worker: str) -> str:
-        """Return why a worker is slower than the others; "": it is not."""
-        return ""
 
     def apply(self, record: Record) -> None:
         """Apply `record` to the state.
@@ -143,13 +96,10 @@ class RunFold(msgspec.Struct):
         self._apply_own(record)
         match record:
             case RunStarted() | RunResumed():
-                self.run, self.rounds = record.run, record.rounds
-                self.left, self.ended, self.opened = {}, None, 0
-                self.times.started = self.times.started or record.t
+                self.run, self.left, self.ended = record.run, {}, None
+                self.started = self.started or record.t
                 for worker in self.workers.values():
                     worker.went = "stopped"
-                if isinstance(record, RunStarted):
-                    self.step = record.model
                 self.bans = {name: ban for name, ban in self.bans.items() if ban.lasting}
             case WorkerJoined():
                 if record.identity:
@@ -172,13 +122,6 @@ class RunFold(msgspec.Struct):
             case WorkerForgiven():
                 self.bans.pop(record.worker, None)
                 self.keys.pop(record.worker, None)
-            case RoundFinished():
-                self.round, self.tokens_total = record.round, record.tokens_total
-                self.train_losses[record.round] = record.loss
-            case EvalFinished():
-                self.evals[record.version] = record.loss
-            case CheckpointWritten():
-                self.checkpoint_round, self.times.checkpoint = record.round, record.t
             case RunFinished():
                 self.ended = record
             case _:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import msgspec
 
 from planetary.fleet.protocol.kind_table import view_of
-from planetary.fleet.protocol.metrics import KindMetrics
 
 RunState = Literal["preparing", "waiting", "training", "serving", "finishing", "finished", "failed", "stopped"]
 """preparing: data, export, compilation; waiting: too few workers; training, serving: workers have tasks;
@@ -81,22 +80,16 @@ class Gauge(msgspec.Struct, frozen=True):
     counts: bool = False
 
 
-class KindReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """The part of a report that one kind of run has; the tag is the kind's name."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class KindView:
-    """How the parts of a status and of metrics are read that one kind has.
+    """How the status of one kind of run is read.
 
     Attributes:
         name: of the kind.
-        metrics: type of `RoundMetrics.own`; None: the kind has none.
         status: type of its status.
     """
 
     name: str
-    metrics: type[KindMetrics] | None = None
     status: type[RunStatus]
 
 

@@ -37,7 +37,7 @@ class Restarts:
         if is_ordered:
             return 0.0
         self._failures = 1 if lived_s >= self._healthy_after_s else self._failures + 1
-        # Most deaths are accidents, and the lease is waiting.
+        # Most deaths are accidents, and work is waiting.
         if self._failures == 1:
             return 0.0
         return pause_before(self._failures, self._first_s, self._limit_s, self._who)

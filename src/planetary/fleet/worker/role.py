@@ -88,7 +88,7 @@ class Workplace:
 
         Args:
             artifact: its digest.
-            reference: digest of what it is compared with.
+            reference: digest of the results to compare it with.
             device: as its driver names it.
             check: runs the comparison.
             functions: of a program, those that are compared; of a training step, all are.

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 from planetary.core.errors import UserError
 from planetary.core.printable import one_line
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.sink import Sink, SinkRun
+from planetary.runs.rounds.metrics import RoundMetrics
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Followers:
         """
         self._followers = [_Follower(name, sink, run, report) for name, sink in sinks]
 
-    def write_round(self, line: RoundMetrics) -> None:
+    def write_metrics(self, line: RoundMetrics) -> None:
         """Pass on the metrics of a round."""
         for follower in self._followers:
             follower.put(line)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from planetary.core.configuration.sinks import SinkConfig
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.version import __version__
 
 EXPORT_S = 10.0

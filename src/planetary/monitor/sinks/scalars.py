@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from planetary.fleet.protocol.metrics import RoundMetrics
+from planetary.runs.rounds.metrics import RoundMetrics
 
 _OF_ROUND = (
     "loss",

@@ -13,8 +13,8 @@ import msgspec
 from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.core.redaction import redacted
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
+from planetary.runs.rounds.metrics import RoundMetrics
 
 
 class SinkRun(msgspec.Struct, frozen=True):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from planetary.core.configuration.sinks import SinkConfig
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
+from planetary.runs.rounds.metrics import RoundMetrics
 
 
 class TensorboardSink(SinkConfig, frozen=True, tag="tensorboard"):

@@ -7,11 +7,11 @@ from typing import Any
 
 from planetary.core.configuration.ranges import Text
 from planetary.core.configuration.sinks import SinkConfig
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import RunFinished
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
+from planetary.runs.rounds.metrics import RoundMetrics
 
 INIT_S = 60.0  # seconds for the server to answer
 

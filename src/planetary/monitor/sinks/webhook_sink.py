@@ -13,10 +13,10 @@ import msgspec
 from planetary.core.configuration.sinks import SinkConfig
 from planetary.core.errors import PeerError, UserError
 from planetary.core.redaction import redacted
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.sink import Sink, SinkRun
 from planetary.net.http_opener import opener_for
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.version import __version__
 
 TIMEOUT_S = 10.0

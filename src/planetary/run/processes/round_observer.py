@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.monitor.run_folder import METRICS, read_metrics
 from planetary.run.processes.announcement import Announcement
+from planetary.runs.rounds.metrics import RoundMetrics
 
 OnRound = Callable[[RoundMetrics], object]
 

@@ -7,22 +7,21 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from planetary.fleet.protocol.kind_reader import KindReader
 from planetary.runs.federation.config import SiteEntry
 from planetary.runs.federation.messages import SiteTerms
 from planetary.runs.federation.records import SiteRoundsRecord, SiteState
 from planetary.runs.rounds.records import RoundsRecord
 from planetary.runs.rounds.state import ControllerState
-from planetary.runs.rounds.status import TrainingStatus, status_of_files
+from planetary.runs.rounds.status import TrainingReader, TrainingStatus, status_of_files
 
-HUB_READER = KindReader(
+HUB_READER = TrainingReader(
     name="hub",
     records=RoundsRecord,
     fold=ControllerState,
     status=TrainingStatus,
     status_of_files=partial(status_of_files, kind="hub"),
 )
-SITE_READER = KindReader(
+SITE_READER = TrainingReader(
     name="site",
     records=SiteRoundsRecord,
     fold=SiteState,

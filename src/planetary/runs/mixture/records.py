@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from planetary.core.errors import LocalProtocolError
-from planetary.fleet.protocol.records import AnyRecord, RoundFinished
-from planetary.fleet.protocol.run_fold import RunFold
 from planetary.machine.journal import Record
 from planetary.runs.mixture.methods.tiers import Tier
+from planetary.runs.rounds.fold import TrainingFold
+from planetary.runs.rounds.records import RoundFinished, TrainingRecord, TrainingResumed
 
 FORGET_STEPS = 20
 """Work on sketches that are older by so many steps is dropped (12.10), unless an expert worker has begun it."""
@@ -173,7 +173,9 @@ class SyncNote(Record, frozen=True, kw_only=True, tag="sync_note"):
 
 
 MixtureRecord = (
-    AnyRecord
+    TrainingRecord
+    | TrainingResumed
+    | RoundFinished
     | MixtureStarted
     | ShardGranted
     | SpeakerChanged
@@ -234,7 +236,7 @@ class Experts(msgspec.Struct):
     change: str = ""  # payload of the change from the previous version; "": only the whole exists
 
 
-class MixtureState(RunFold, kw_only=True):
+class MixtureState(TrainingFold, kw_only=True):
     """Everything the journal of a mixture determines.
 
     Attributes:

@@ -13,8 +13,6 @@ from planetary.core.config import Config, config_hash
 from planetary.core.errors import TrustError, UserError
 from planetary.fleet.gateway.run_files import EVENTS, METRICS, earlier_records, write_config
 from planetary.fleet.protocol.kind_reader import FORMAT, read_journal
-from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.journal import Record, replay
@@ -33,8 +31,10 @@ from planetary.runs.mixture.training.composer import LayerFit
 from planetary.runs.mixture.training.expert_work import HeldExperts
 from planetary.runs.mixture.training.participant_states import ComposerState
 from planetary.runs.mixture.training.replicas import only_shards
-from planetary.runs.rounds.metrics import resume_metrics
+from planetary.runs.rounds.metrics import RoundMetrics
+from planetary.runs.rounds.metrics_file import resume_metrics
 from planetary.runs.rounds.preparation.run_step import write_record
+from planetary.runs.rounds.records import Mark, TrainingResumed, TrainingStarted
 from planetary.wire.limits import GIB, MAX_PAYLOAD_BYTES
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def begin_mixture(
     if not resume:
         write_config(folder, config, files)
         write_record(folder, prepared.record, files)
-        started = RunStarted(
+        started = TrainingStarted(
             kind=READER.name,
             format=FORMAT,
             run=config.run.name,
@@ -108,7 +108,9 @@ def begin_mixture(
                 "where they were"
             )
     mark = Mark(state.round, state.tokens_total, 1)
-    resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
+    resumed = TrainingResumed(
+        run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash
+    )
     state.apply(resumed)
     for pardon in (pardons := forgiven(state, options.forgive)):
         state.apply(pardon)
@@ -122,7 +124,7 @@ def begin_mixture(
 
 
 def _check_same(earlier: list[Record], policy: MixturePolicy, prepared: PreparedMixture, folder: Path) -> None:
-    started = next(record for record in earlier if isinstance(record, RunStarted))
+    started = next(record for record in earlier if isinstance(record, TrainingStarted))
     if started.config_hash != policy.config_hash:
         raise TrustError(
             f"the run in {folder} was started with another configuration ({started.config_hash[:12]}) than this one "

@@ -8,11 +8,9 @@ from typing import ClassVar
 
 import msgspec
 
-from planetary.fleet.protocol.kind_reader import KindReader
-from planetary.fleet.protocol.metrics import KindMetrics, RoundMetrics
-from planetary.fleet.protocol.status import KindReport
 from planetary.runs.mixture.records import MixtureRecord, MixtureState
-from planetary.runs.rounds.status import TrainingStatus, status_of_files
+from planetary.runs.rounds.metrics import KindMetrics, KindReport, RoundMetrics
+from planetary.runs.rounds.status import TrainingReader, TrainingStatus, status_of_files
 
 
 class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +148,7 @@ def _report_of(metrics: Sequence[RoundMetrics]) -> MixtureReport | None:
     )
 
 
-READER = KindReader(
+READER = TrainingReader(
     name="mixture",
     metrics=MixtureMetrics,
     status=MixtureStatus,

@@ -17,8 +17,7 @@ from planetary.fleet.controller.controller import RunController
 from planetary.fleet.controller.desk import Desk
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.metrics import ContributionMetrics, RoundMetrics
-from planetary.fleet.protocol.records import CheckpointWritten, EndKind, Mark
+from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.machine.board import Loan, TaskBoard, TaskPhase, TaskTimes
 from planetary.runs.rl.events import (
@@ -55,7 +54,9 @@ from planetary.runs.rl.records import (
 from planetary.runs.rl.status import PolicyMetrics
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds.controller.checkpointing import Checkpointing
-from planetary.runs.rounds.records import RoundClosed, RoundMerged, RoundStarted
+from planetary.runs.rounds.fold import refused_of_late
+from planetary.runs.rounds.metrics import ContributionMetrics, RoundMetrics
+from planetary.runs.rounds.records import CheckpointWritten, Mark, RoundClosed, RoundMerged, RoundStarted
 
 FIRST_TASK_S = 300.0
 """A worker may compile a function when it is first called, and write it to a slow disk."""
@@ -292,7 +293,7 @@ class ReinforcementController(RunController[ReinforcementDesk, WorkerSession]):
         worker = next((one for one in self.desk.workers.values() if one.worker == name), None)
         if worker is None:
             return
-        if why := self.membership.distrusted(worker, self.desk.state.refusals[name], reason):
+        if why := self.membership.distrusted(worker, *refused_of_late(self.desk.state.refusals[name], reason)):
             self._lose(worker, why, "banned", now)
 
     def _drop(self, groups: Sequence[PromptGroup], why: str) -> None:
@@ -633,7 +634,7 @@ class ReinforcementController(RunController[ReinforcementDesk, WorkerSession]):
         if self.board.loan(worker.session, failure.task) is None:
             return
         self._vacate(worker.session)
-        self._strike(worker, failure.reason, self._record_failure(worker, failure, self.version + 1), now)
+        self._strike(worker, failure.reason, self._record_failure(worker, failure), now)
 
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
         self._vacate(worker.session)

@@ -56,9 +56,11 @@ from planetary.runs.rl.rollouts.recomputation import Recomputation
 from planetary.runs.rl.start import PolicyStart, begin_policy, keep_reference
 from planetary.runs.rl.status import READER
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds.news import TrainingNews
 from planetary.runs.rounds.progress import training_status
-from planetary.runs.rounds.records import RoundClosed
+from planetary.runs.rounds.records import RoundClosed, RoundFinished
 from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
+from planetary.runs.rounds.traffic import TrainingTraffic
 from planetary.sync.contributions import check_contribution
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
@@ -87,7 +89,8 @@ class PolicySetup(Setup[PreparedPolicy, "PolicyRun"]):
 
     protocol = REINFORCEMENT
     compiles = "the policy's functions"
-    synced = (*SYNCED, RoundClosed)
+    traffic_of, news_of = TrainingTraffic, TrainingNews
+    synced = (*SYNCED, RoundFinished, RoundClosed)
 
     def status(self, gateway: Gateway[Any]) -> TrainingStatus:
         return training_status(gateway, READER.name, None)

@@ -1,13 +1,12 @@
-"""Records of reinforcement learning beside the fabric's, and the state they fold to."""
+"""Records of reinforcement learning beside those of every training, and the state they fold to."""
 
 from __future__ import annotations
 
 import msgspec
 
-from planetary.fleet.protocol.records import CommonRecord, RunResumed
-from planetary.fleet.protocol.run_fold import RunFold
 from planetary.machine.journal import Record
-from planetary.runs.rounds.records import RoundClosed, RoundMerged, RoundStarted
+from planetary.runs.rounds.fold import TrainingFold
+from planetary.runs.rounds.records import RoundClosed, RoundMerged, RoundStarted, TrainingRecord, TrainingResumed
 
 
 class GroupSampled(Record, frozen=True, kw_only=True, tag="group_sampled"):
@@ -84,8 +83,8 @@ class ImitationEnded(Record, frozen=True, kw_only=True, tag="imitation_ended"):
 
 
 ReinforcementRecord = (
-    CommonRecord
-    | RunResumed
+    TrainingRecord
+    | TrainingResumed
     | RoundMerged
     | RoundStarted
     | RoundClosed
@@ -98,7 +97,7 @@ ReinforcementRecord = (
 )
 
 
-class ReinforcementState(RunFold):
+class ReinforcementState(TrainingFold):
     """The state the journal determines.
 
     Attributes:
@@ -131,7 +130,7 @@ class ReinforcementState(RunFold):
                 self.held_out[record.version] = record.reward, record.sampled
             case ImitationEnded():
                 self.imitation_ended = record.version
-            case RunResumed():
+            case TrainingResumed():
                 if self.imitation_ended is not None and self.imitation_ended > record.mark.round:
                     self.imitation_ended = None
                 self.round, self.tokens_total = record.mark.round, record.mark.tokens_total

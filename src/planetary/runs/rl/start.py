@@ -27,18 +27,18 @@ from planetary.fleet.gateway.run_files import (
     write_config,
 )
 from planetary.fleet.protocol.kind_reader import FORMAT
-from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.machine.journal import Record, replay
 from planetary.runs.rl.events import PolicyOfRun
 from planetary.runs.rl.preparation import PreparedPolicy
 from planetary.runs.rl.records import ReinforcementState
 from planetary.runs.rl.status import READER
-from planetary.runs.rounds.metrics import trim_metrics
+from planetary.runs.rounds.metrics import RoundMetrics
+from planetary.runs.rounds.metrics_file import trim_metrics
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.prepared_steps import UntrainedTensors, first_change
 from planetary.runs.rounds.preparation.run_step import record_of
+from planetary.runs.rounds.records import Mark, TrainingResumed, TrainingStarted
 from planetary.sync.outer import initial_state
 from planetary.sync.outer_optimizers import OuterState, optimizer_of
 
@@ -85,7 +85,7 @@ def begin_policy(
         write_atomically(folder / MANIFEST, prepared.manifest.to_json(), files)
         if prepared.adapters:
             write_atomically(folder / STEP, msgspec.json.encode(untrained), files)
-        started = RunStarted(
+        started = TrainingStarted(
             kind=READER.name,
             format=FORMAT,
             run=config.run.name,
@@ -110,7 +110,7 @@ def begin_policy(
         _check_same(found, prepared, policy)
         mark = msgspec.json.decode(found.info.controller, type=Mark)
         outer = OuterState(dict(found.params), dict(found.velocity), dict(found.moments))
-    resumed = RunResumed(run=config.run.name, rounds=policy.rounds, mark=mark, config_hash=policy.config_hash)
+    resumed = TrainingResumed(run=config.run.name, rounds=policy.rounds, mark=mark, config_hash=policy.config_hash)
     state.apply(resumed)
     for pardon in (pardons := forgiven(state, options.forgive)):
         state.apply(pardon)

@@ -6,10 +6,9 @@ from functools import partial
 
 import msgspec
 
-from planetary.fleet.protocol.kind_reader import KindReader
-from planetary.fleet.protocol.metrics import KindMetrics, KindPicture
 from planetary.runs.rl.records import ReinforcementRecord, ReinforcementState
-from planetary.runs.rounds.status import TrainingStatus, status_of_files
+from planetary.runs.rounds.metrics import KindMetrics, KindPicture
+from planetary.runs.rounds.status import TrainingReader, TrainingStatus, status_of_files
 
 
 class PolicyMetrics(KindMetrics, frozen=True, kw_only=True, tag="reinforcement"):
@@ -46,7 +45,7 @@ class PolicyMetrics(KindMetrics, frozen=True, kw_only=True, tag="reinforcement")
         return self.imitates
 
 
-READER = KindReader(
+READER = TrainingReader(
     name="reinforcement",
     metrics=PolicyMetrics,
     status=TrainingStatus,

@@ -31,14 +31,13 @@ from planetary.fleet.protocol.events import (  # noqa: F401  # this module is al
     Tick,
     WriteMetrics,
 )
-from planetary.fleet.protocol.records import Mark
 from planetary.runs.rounds.changes import (  # noqa: F401  # the same
     WHOLE,
     Change,
     ChangeOf,
     ParametersOf,
 )
-from planetary.runs.rounds.records import LeaseMark
+from planetary.runs.rounds.records import LeaseMark, Mark
 from planetary.sync.deltas import Table
 
 # --- events for the controller ------------------------------------------------------------------------------------

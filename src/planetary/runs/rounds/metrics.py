@@ -1,106 +1,158 @@
-"""The lines of `metrics.jsonl`: a finished round's, those a resumed run keeps, and those it has still to write."""
+"""The metrics of each round of a training: one line of `metrics.jsonl`, with a slot for the kind of run.
+
+A number that is not known, or not finite, is `None` and never NaN, which JSON does not have. "Up" is from the workers
+to the gateway and "down" from the gateway to the workers, in bytes on the wire.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from planetary.artifacts.durable_files import DISK, DurableFiles
-from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
-from planetary.artifacts.store import write_atomically
-from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.records import EvalFinished, RoundFinished
-from planetary.machine.journal import Record
-from planetary.runs.rounds.records import RoundMerged
+from planetary.fleet.protocol.kind_table import view_of
+from planetary.fleet.protocol.records import MetricsLine
 
 
-def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:
-    """Return a round's metrics as far as the journal knows them; the shell adds the bytes."""
-    line = RoundMetrics(
-        round=finished.round,
-        loss=finished.loss,
-        eval_loss=None,
-        tokens=finished.tokens,
-        tokens_total=finished.tokens_total,
-        seconds=finished.seconds,
-        workers=finished.workers,
-        inner_steps=inner_steps,
-        bytes_up=0,
-        bytes_down=0,
-        tokens_per_s=finished.tokens / finished.seconds,
-        compute_fraction=finished.compute_fraction,
-    )
-    if not isinstance(finished, RoundMerged):
-        return line
-    return msgspec.structs.replace(
-        line, delta_norm=finished.delta_norm, merged=finished.merged, contributions=finished.contributions
-    )
+class KindMetrics(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """The numbers of one round that one kind of run has; the tag is the kind's name.
 
-
-def unreported(records: Sequence[Record], told: Collection[int], until: int, inner_steps: int) -> list[RoundMetrics]:
-    """Return the metrics of finished rounds up to `until` that are not among those `told`, in order.
-
-    A gateway dying during an evaluation leaves the round's line unwritten.
+    Attributes:
+        worker: word for a worker that contributes to a round.
     """
-    ends = {r.round: r for r in records if isinstance(r, RoundFinished) and r.round <= until and r.round not in told}
-    return [metrics_of(ends[number], inner_steps) for number in sorted(ends)]
+
+    worker: ClassVar[str] = "worker"
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """Those every display shows beside the losses, by name, in order; None: this round does not have it."""
+        return {}
+
+    @property
+    def is_shaded(self) -> bool:
+        """Whether a picture of the figures sets this round apart."""
+        return False
+
+    def scalars(self) -> Iterator[tuple[str, float | None]]:
+        """Yield the numbers for trackers, by name: the figures, and those that the kind adds."""
+        for name, value in self.figures.items():
+            yield name.replace(" ", "_"), value
 
 
-def lines_at_resume(
-    records: Sequence[Record], written: Sequence[RoundMetrics], until: int, inner_steps: int, *, evaluates: bool
-) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
-    """Return the metrics to keep, and those for the resumed run to write.
+class KindReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """The part of a report that one kind of run has; the tag is the kind's name."""
 
-    After a power cut a line may be on the disk without the record of the evaluation. The journal is the state, so the
-    line loses that held-out loss.
 
-    Args:
-        records: the journal, before it is resumed.
-        written: the metrics so far, of rounds up to `until`.
-        until: the round the run goes on from.
-        inner_steps: of each round.
-        evaluates: whether the parameters of `until` are evaluated now. An earlier stop may have written the round's
-            line without the held-out loss; it is written again.
+class KindPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture of the figures of a kind of run over the minutes of training.
+
+    Attributes:
+        file: name in the run folder.
+        axis: of the values, in words.
+        each_round, held_out: name of a figure, and the words for it; the second one is drawn bold.
+        shaded: words for the rounds that are set apart.
     """
-    known = {record.version for record in records if isinstance(record, EvalFinished)}
-    agreed = [
-        line
-        if line.round in known or line.eval_loss is None
-        else msgspec.structs.replace(line, eval_loss=None, evaluated={})
-        for line in written
-    ]
-    stay = [line for line in agreed if line.round < until or not evaluates]
-    late = unreported(records, {line.round for line in written}, until, inner_steps)
-    return stay, late + [line for line in agreed if line.round == until and evaluates]
+
+    file: str
+    axis: str
+    each_round: tuple[str, str]
+    held_out: tuple[str, str]
+    shaded: str
 
 
-def trim_metrics(path: Path, round_: int, files: DurableFiles = DISK) -> list[RoundMetrics]:
-    """Drop the lines of rounds after `round_`, which will be trained again; return the others."""
-    if not path.exists():
-        return []
-    JsonLinesWriter(path, files).close()  # cuts off a torn last line
-    kept = [line for line in read_json_lines(path, RoundMetrics) if line.round <= round_]
-    _write_lines(path, kept, files)
-    return kept
+class Figure(msgspec.Struct, frozen=True):
+    """A number of every round a kind of run shows beside losses.
+
+    Attributes:
+        name: as displays print it.
+        points: (round, value) of the rounds that have one, ascending.
+    """
+
+    name: str
+    points: tuple[tuple[int, float], ...]
 
 
-def _write_lines(path: Path, lines: Iterable[RoundMetrics], files: DurableFiles) -> None:
-    write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines), files)
+class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The contribution of one worker to a round."""
+
+    worker: str
+    loss: float  # mean training loss as it reports it, nats per token
+    seconds: float | None = None  # duration of the inner steps; None: refused
+    grad_norm: float | None = None  # norm at the last inner step
+    delta_norm: float | None = None  # Euclidean norm of the start of the round minus the end parameters; ring: None
+    cosine: float | None = None  # cosine of the delta and the mean of all that count; ring: None
+    refused: str = ""  # why it does not count; "": it does
+    transfer_s: float | None = None  # time for the parameters to leave the gateway, and for the result to arrive
+    share: float | None = None  # fraction of the round's time in inner steps and transfers
+    waited_s: float | None = None  # time in which the round waited for it alone
+    version_lag: int | None = None  # staleness of the parameters, in versions
 
 
-def resume_metrics(
-    path: Path,
-    records: Sequence[Record],
-    until: int,
-    inner_steps: int,
-    *,
-    evaluates: bool,
-    files: DurableFiles = DISK,
-) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
-    """Cut the file of metrics to the rounds that stay; see `lines_at_resume`, whose result it returns."""
-    stay, late = lines_at_resume(records, trim_metrics(path, until, files), until, inner_steps, evaluates=evaluates)
-    if path.exists():
-        _write_lines(path, stay, files)
-    return stay, late
+class MergedMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The merged delta of one round, as the star's gateway sees it.
+
+    Attributes:
+        delta_norm: Euclidean norm of the delta.
+        radial_ratio: that over the mean norm of the deltas, weighted by tokens: 1 / √M for a mean of M orthogonal ones,
+            about 1 with radial-directional averaging; None: nothing moved.
+        autocorrelation: ρ, cosine with the previous round's delta; None: unknown.
+        effective_rate: η (1 + μ / (1 − μρ)), which a long run moves per unit of delta; None: ρ is unknown, or the
+            optimizer is Adam, whose steps do not depend on the length of the delta.
+    """
+
+    delta_norm: float
+    radial_ratio: float | None
+    autocorrelation: float | None
+    effective_rate: float | None
+
+
+class RoundMetrics(MetricsLine, frozen=True, kw_only=True):
+    """One finished round: one line of `metrics.jsonl`."""
+
+    round: int  # 1-based
+    loss: float  # mean training loss over the round's contributions, weighted by tokens, in nats per token
+    eval_loss: float | None  # held-out loss of the parameters after this round; None: not evaluated
+    # Other figures of the evaluation: named set -> metric -> value
+    evaluated: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+    tokens: int  # target tokens trained on in this round
+    tokens_total: int  # tokens of all rounds up to this one
+    seconds: float  # time from the start of the round, or the previous round's end if that was later, to the end
+    workers: int  # number of contributing workers
+    inner_steps: int  # per contribution, or the mean of it
+    bytes_up: int  # workers to gateway, in this round
+    bytes_down: int  # gateway to workers, in this round
+    tokens_per_s: float  # tokens / seconds
+    compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds); at most 1
+    delta_norm: float | None = None  # Euclidean norm of the workers' merged delta; None: the gateway has not seen it
+    merged: MergedMetrics | None = None  # None: the gateway has not seen it
+    contributions: tuple[ContributionMetrics, ...] = ()  # contributions in the order of arrival
+    bytes_ring: int = 0  # ring: payload that workers sent to workers, in this round
+    if TYPE_CHECKING:
+        own: KindMetrics | None = None  # part of the kind of run; None: it has none
+    else:  # msgspec alone would read it as the empty base of all parts
+        own: Any = None
+
+    def __post_init__(self) -> None:
+        """Read the kind's part of a line of a file. Raises `UserError` for a kind that is not known here."""
+        if isinstance(self.own, dict):
+            struct = getattr(view_of(str(self.own.get("kind", ""))), "metrics", None)
+            if struct is None:
+                raise ValueError(f"the kind of run {self.own.get('kind')!r} has no metrics of its own")
+            msgspec.structs.force_setattr(self, "own", msgspec.convert(self.own, struct, str_keys=True))
+
+    @property
+    def number(self) -> int:
+        return self.round
+
+
+def figures_of(metrics: Iterable[RoundMetrics]) -> tuple[Figure, ...]:
+    """Return the figures of evaluations ("notes loss"), and of these rounds' kind of run, in the kind's order."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for line in sorted(metrics, key=lambda line: line.round):
+        for name, values in line.evaluated.items():
+            for metric, value in values.items():
+                points.setdefault(f"{name} {metric}", []).append((line.round, value))
+        for name, value in ({} if line.own is None else line.own.figures).items():
+            points.setdefault(name, []).extend([] if value is None else [(line.round, value)])
+    return tuple(Figure(name, tuple(known)) for name, known in points.items() if known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from planetary.fleet.gateway.status import base_status
-from planetary.fleet.protocol.run_fold import RunFold
+from planetary.runs.rounds.fold import TrainingFold
 from planetary.runs.rounds.status import TrainingStatus, with_progress
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ StatusT = TypeVar("StatusT", bound=TrainingStatus)
 def training_status(
     host: Gateway[Any],
     kind: str,
-    state: RunFold | None,
+    state: TrainingFold | None,
     rounds_left: int | None = None,
     status: type[StatusT] = TrainingStatus,
 ) -> StatusT:

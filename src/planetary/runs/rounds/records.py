@@ -6,13 +6,105 @@ file therefore gives the same state (`runs.rounds.state`). A line is `{"event": 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from planetary.data.slices import LeaseLedger
-from planetary.fleet.protocol.metrics import ContributionMetrics, MergedMetrics
-from planetary.fleet.protocol.records import CommonRecord, Mark, RoundFinished, RunResumed
+from planetary.fleet.protocol.records import CommonRecord, RunResumed, RunStarted
 from planetary.machine.journal import Record
+from planetary.runs.rounds.metrics import ContributionMetrics, MergedMetrics
 from planetary.sync.measure import Measure
+
+
+class TrainingStarted(RunStarted, frozen=True, kw_only=True, tag="run_started"):
+    """A new training begins."""
+
+    rounds: int
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Where a run stands after a round: the controller's part of a checkpoint, where a resume begins."""
+
+    round: int
+    tokens_total: int
+    next_task: int
+
+
+class TrainingResumed(RunResumed, frozen=True, kw_only=True, tag="run_resumed"):
+    """The controller of a training was restarted and goes on from `mark`."""
+
+    rounds: int
+    mark: Mark
+
+    @property
+    def news(self) -> str:
+        return f"resumed after round {self.mark.round}"
+
+
+class RoundFinished(Record, frozen=True, kw_only=True, tag="round_finished"):
+    """The outer step is done and the checkpoint, when due, is on disk."""
+
+    round: int
+    workers: int
+    tokens: int
+    tokens_total: int
+    loss: float
+    seconds: float
+    compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds)
+    durable: bool  # a checkpoint of this round exists
+
+    outdates_news: ClassVar[bool] = True
+
+    @property
+    def news(self) -> str:
+        return f"round {self.round} finished: loss {self.loss:.4f}, {self.tokens} tokens"
+
+
+class CheckpointWritten(Record, frozen=True, kw_only=True, tag="checkpoint_written"):
+    """A checkpoint was committed."""
+
+    round: int
+    path: str
+    seconds: float
+
+
+class CheckpointFailed(Record, frozen=True, kw_only=True, tag="checkpoint_failed"):
+    """A checkpoint could not be written; the one before is still valid and the run goes on."""
+
+    round: int
+    reason: str
+
+    @property
+    def news(self) -> str:
+        return f"checkpoint of round {self.round} failed: {self.reason}"
+
+
+class RunPaused(Record, frozen=True, kw_only=True, tag="run_paused"):
+    """Two checkpoints in a row could not be written; nothing is trained until the newest of them is."""
+
+    round: int
+    reason: str
+
+    @property
+    def news(self) -> str:
+        return f"the run pauses: {self.reason}"
+
+
+class EvalFinished(Record, frozen=True, kw_only=True, tag="eval_finished"):
+    """All held-out batches of a version were evaluated."""
+
+    version: int
+    loss: float
+    batches: int
+    wrong: tuple[str, ...] = ()  # workers whose answers for some of them differ
+    # named set -> metric -> value; without the held-out part's loss
+    values: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+    failed: tuple[str, ...] = ()  # why metrics have no value
+
+    @property
+    def news(self) -> str:
+        return "; ".join(self.failed)
 
 
 class LeaseMark(Mark, frozen=True):
@@ -27,7 +119,7 @@ class LeaseMark(Mark, frozen=True):
     counted: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class RoundsResumed(RunResumed, frozen=True, kw_only=True, tag="run_resumed"):
+class RoundsResumed(TrainingResumed, frozen=True, kw_only=True, tag="run_resumed"):
     """The controller of a run in rounds was restarted."""
 
     mark: LeaseMark
@@ -288,8 +380,11 @@ class RoundClosed(Record, frozen=True, kw_only=True, tag="round_closed"):
     peers: int = 0  # ring: workers that reduced, with contributions or without
 
 
+TrainingRecord = CommonRecord | TrainingStarted | CheckpointWritten | CheckpointFailed | RunPaused | EvalFinished
+"""Records of every training, as they are."""
+
 RoundsRecord = (
-    CommonRecord
+    TrainingRecord
     | RoundsResumed
     | RoundMerged
     | StepReplaced

@@ -30,20 +30,19 @@ from planetary.fleet.gateway.run_files import (
     write_config,
 )
 from planetary.fleet.protocol.kind_reader import FORMAT, KindReader
-from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.records import RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.machine.journal import Record, replay
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.round_end import finished_by_checkpoint
 from planetary.runs.rounds.messages import Compression, Fragmentation
-from planetary.runs.rounds.metrics import resume_metrics
+from planetary.runs.rounds.metrics import RoundMetrics
+from planetary.runs.rounds.metrics_file import resume_metrics
 from planetary.runs.rounds.policy import ControllerPolicy, EvalChunk
 from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.runs.rounds.preparation.run_step import keep_step, write_record
-from planetary.runs.rounds.records import LeaseMark, RoundsResumed, StepReplaced
+from planetary.runs.rounds.records import LeaseMark, RoundsResumed, StepReplaced, TrainingStarted
 from planetary.runs.rounds.state import ControllerState
 from planetary.runs.rounds.status import READER
 from planetary.sync.outer import initial_state
@@ -93,7 +92,7 @@ def begin(
     if not options.resume:
         write_config(folder, config, files)
         write_record(folder, prepared.record, files)
-        started = RunStarted(
+        started = TrainingStarted(
             kind=reader.name,
             format=FORMAT,
             run=config.run.name,

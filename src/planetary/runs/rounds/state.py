@@ -11,14 +11,15 @@ import msgspec
 from planetary.core.configuration.ranges import MOST_FRAGMENTS
 from planetary.core.errors import LocalProtocolError
 from planetary.data.slices import LeaseLedger, check_ledger
-from planetary.fleet.protocol.records import EvalFinished, RoundFinished, RunStarted, WorkerLeft, WorkerLost
-from planetary.fleet.protocol.run_fold import RunFold
+from planetary.fleet.protocol.records import RunStarted, WorkerLeft, WorkerLost
 from planetary.machine.journal import Record
+from planetary.runs.rounds.fold import NewestWork, TrainingFold
 from planetary.runs.rounds.records import (
     ContributionsJudged,
     DeltaAccepted,
     DeltaWithdrawn,
     DigestsDiffered,
+    EvalFinished,
     LeaseAssigned,
     LeaseCarried,
     LeaseMark,
@@ -26,6 +27,7 @@ from planetary.runs.rounds.records import (
     LeaseStarted,
     RolledBack,
     RoundClosed,
+    RoundFinished,
     RoundsResumed,
     RoundStarted,
     StepReplaced,
@@ -118,7 +120,7 @@ class OpenRound(msgspec.Struct):
         return sum(c.loss * c.tokens for c in self.contributions) / tokens if tokens else float("nan")
 
 
-class ControllerState(RunFold):
+class ControllerState(TrainingFold):
     """Everything the journal of a run in rounds determines.
 
     Attributes:
@@ -235,10 +237,9 @@ class ControllerState(RunFold):
             case LeaseCarried():
                 _carry(self, record)
             case DeltaAccepted():
-                if record.worker in self.workers:
-                    worker = self.workers[record.worker]
-                    worker.loss, worker.transfer_s = record.loss, record.transfer_s
-                    worker.version_lag, worker.contributed_at = record.version_lag, record.t
+                work = self.newest.setdefault(record.worker, NewestWork())
+                work.loss, work.transfer_s = record.loss, record.transfer_s
+                work.version_lag, work.contributed_at = record.version_lag, record.t
                 opened = self.under_way(record.round)
                 _release(self, record, (record.lease, *record.more, *record.untrained))
                 for lease in (record.lease, *record.more):
@@ -366,8 +367,7 @@ def _assign(state: ControllerState, record: LeaseAssigned) -> None:
             raise LocalProtocolError(f"lease {lease} is not the next one to hand out")
         opened.holders[lease] = Holding(record.worker, record.task, early=record.early)
     state.next_task = record.task + 1
-    if record.worker in state.workers:
-        state.workers[record.worker].round = record.round
+    state.newest.setdefault(record.worker, NewestWork()).round = record.round
 
 
 def _carry(state: ControllerState, record: LeaseCarried) -> None:

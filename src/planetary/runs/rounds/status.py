@@ -5,16 +5,17 @@ Every training has such a status: reinforcement learning as it is, a mixture wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
 from planetary.fleet.protocol.kind_reader import KindReader
-from planetary.fleet.protocol.metrics import Figure, RoundMetrics, figures_of
 from planetary.fleet.protocol.progress import ended_as, seen_worker
-from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.status import Gauge, RunState, RunStatus, WorkerStatus
+from planetary.runs.rounds.fold import NewestWork, TrainingFold
+from planetary.runs.rounds.metrics import Figure, KindMetrics, KindPicture, KindReport, RoundMetrics, figures_of
 from planetary.runs.rounds.records import RoundsRecord
 from planetary.runs.rounds.state import ControllerState
 
@@ -108,7 +109,7 @@ def _last(points: tuple[tuple[int, float], ...]) -> float | None:
     return points[-1][1] if points else None
 
 
-def with_progress(status: StatusT, fold: RunFold, metrics: Sequence[RoundMetrics], left: int) -> StatusT:
+def with_progress(status: StatusT, fold: TrainingFold, metrics: Sequence[RoundMetrics], left: int) -> StatusT:
     """Return a status with rounds, losses, tokens and speed; `left`: rounds that are expected."""
     recent = metrics[-_ROUNDS_FOR_SPEED:]
     seconds = sum(line.seconds for line in recent)
@@ -126,7 +127,7 @@ def with_progress(status: StatusT, fold: RunFold, metrics: Sequence[RoundMetrics
 
 
 def status_of_files(
-    fold: RunFold, metrics: Sequence[RoundMetrics], kind: str = "rounds", status: type[StatusT] = TrainingStatus
+    fold: TrainingFold, metrics: Sequence[RoundMetrics], kind: str = "rounds", status: type[StatusT] = TrainingStatus
 ) -> StatusT:
     """Return the status as journal and metrics tell it."""
     state: RunState = ended_as(fold.ended) or ("training" if fold.opened else "waiting")
@@ -143,21 +144,21 @@ def status_of_files(
         bytes_down=sum(line.bytes_down for line in metrics),
         workers=tuple(_trainer(fold, name, metrics) for name in sorted(fold.workers)),
         checkpoint_round=fold.checkpoint_round,
-        checkpoint_at=fold.times.checkpoint,
+        checkpoint_at=fold.checkpoint_at,
         step=fold.step,
     )
 
 
-def _trainer(fold: RunFold, name: str, metrics: Sequence[RoundMetrics]) -> TrainerStatus:
+def _trainer(fold: TrainingFold, name: str, metrics: Sequence[RoundMetrics]) -> TrainerStatus:
     """Return a worker of the journal, with the speed from the newest line of metrics that has a contribution of it."""
-    worker = fold.workers[name]
+    work = fold.newest.get(name, NewestWork())
     seen = msgspec.structs.replace(
         seen_worker(fold, name, TrainerStatus),
-        round=worker.round,
-        loss=worker.loss,
-        last_contribution_at=worker.contributed_at,
-        transfer_s=worker.transfer_s,
-        version_lag=worker.version_lag,
+        round=work.round,
+        loss=work.loss,
+        last_contribution_at=work.contributed_at,
+        transfer_s=work.transfer_s,
+        version_lag=work.version_lag,
         slow=fold.slowness(name),
     )
     for line in reversed(metrics):
@@ -176,7 +177,25 @@ def training_of(status: RunStatus) -> TrainingStatus:
     return TrainingStatus(**common)
 
 
-READER = KindReader(
+FoldT_co = TypeVar("FoldT_co", bound=TrainingFold, covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingReader(KindReader[FoldT_co]):
+    """Knowledge of a kind of training that readers of a run's files need.
+
+    Attributes:
+        metrics: type of `RoundMetrics.own`; None: the kind has none.
+        report_of: returns the kind's part of a report on these rounds; None: it has none.
+        picture: of the kind's figures, in place of the losses.
+    """
+
+    metrics: type[KindMetrics] | None = None
+    report_of: Callable[[Sequence[RoundMetrics]], KindReport | None] = lambda metrics: None
+    picture: KindPicture | None = None
+
+
+READER = TrainingReader(
     name="rounds",
     records=RoundsRecord,
     fold=ControllerState,

@@ -255,7 +255,7 @@ class ServingController(RunController[ServingDesk, WorkerSession]):
         if under_way is None or under_way.number != failure.task:
             return
         self._vacate(worker.session)  # the content of the cache is unknown
-        if not self._strike(worker, failure.reason, self._record_failure(worker, failure, 0), now):
+        if not self._strike(worker, failure.reason, self._record_failure(worker, failure), now):
             self._join(worker.session)
 
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:

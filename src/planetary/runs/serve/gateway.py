@@ -340,7 +340,6 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
             kind=READER.name,
             format=FORMAT,
             run=config.run.name,
-            rounds=0,
             config_hash="",
             model=model.name,
             params=prepared.param_count,

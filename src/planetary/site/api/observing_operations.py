@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from planetary.fleet.gateway.run_files import EVENTS
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.monitor.dashboard import PROMETHEUS, exposition
 from planetary.monitor.run_folder import read_metrics
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.site.api.event_streams import After, Follow, event_stream
 from planetary.site.api.group import SiteGroup
 from planetary.site.api.hub_status import hub_run_status

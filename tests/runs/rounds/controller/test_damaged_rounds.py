@@ -9,7 +9,7 @@ from controller_bench import Bench
 
 from planetary.data.slices import LeaseLedger
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import EvalFinished, RunStarted, TaskAborted, WorkerLost
+from planetary.fleet.protocol.records import TaskAborted, WorkerLost
 from planetary.machine.journal import replay
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
@@ -17,9 +17,11 @@ from planetary.runs.rounds.records import (
     ContributionsJudged,
     DeltaAccepted,
     DeltaWithdrawn,
+    EvalFinished,
     LeaseMark,
     RolledBack,
     RoundMerged,
+    TrainingStarted,
 )
 from planetary.runs.rounds.state import ControllerState, contradiction
 from planetary.sync.sanity import CAUTIOUS_RULE, MOST_RETREATS
@@ -79,7 +81,7 @@ class Rounds(Bench):
 
     def state(self) -> ControllerState:
         """What the journal alone says."""
-        started = RunStarted(run="sim", rounds=LENGTH, config_hash="c", model="m", params=8)
+        started = TrainingStarted(run="sim", rounds=LENGTH, config_hash="c", model="m", params=8)
         return replay([started, *self.journal], ControllerState())
 
     def retreats(self) -> bool:

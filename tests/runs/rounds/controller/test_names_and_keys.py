@@ -16,13 +16,13 @@ from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.admission import MOST_BANNED
-from planetary.fleet.protocol.records import RunStarted, WorkerBanned, WorkerForgiven, WorkerJoined
+from planetary.fleet.protocol.records import WorkerBanned, WorkerForgiven, WorkerJoined
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.machine.journal import replay
 from planetary.net.invite import mint, read
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.gateway import RoundsSetup
-from planetary.runs.rounds.records import LeaseMark, RoundsResumed
+from planetary.runs.rounds.records import LeaseMark, RoundsResumed, TrainingStarted
 from planetary.runs.rounds.state import ControllerState
 
 SECRET, PRINT = bytes(range(32)), bytes(range(100, 132))
@@ -55,7 +55,7 @@ def leave(bench: Bench, session: int) -> None:
 
 def resumed(bench: Bench, *, forgive: tuple[str, ...] = ()) -> Bench:
     """A new controller from what the first one wrote."""
-    first = RunStarted(run="sim", rounds=bench.policy.length.rounds, config_hash="c", model="m", params=8)
+    first = TrainingStarted(run="sim", rounds=bench.policy.length.rounds, config_hash="c", model="m", params=8)
     mark = LeaseMark(0, 0, 1, LeaseLedger())
     state = replay([first, *bench.journal], ControllerState())
     again = RoundsResumed(run="sim", rounds=bench.policy.length.rounds, mark=mark, config_hash="c")

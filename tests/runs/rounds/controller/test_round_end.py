@@ -10,7 +10,7 @@ from small_training import small_training
 from planetary.core.errors import LocalProtocolError
 from planetary.machine.journal import replay
 from planetary.runs.rounds.controller.round_end import finished_by_checkpoint
-from planetary.runs.rounds.metrics import unreported
+from planetary.runs.rounds.metrics_file import unreported
 from planetary.runs.rounds.records import RoundClosed, RoundMerged, RoundsRecord, RoundStarted
 from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.rounds.cluster import SimCluster

@@ -44,7 +44,7 @@ class HubSetup(Setup[Prepared, "HubRun"]):
     """How a hub begins: as a run in rounds, with terms for its sites."""
 
     protocol = FEDERATION
-    traffic_of, synced = RoundsSetup.traffic_of, RoundsSetup.synced
+    traffic_of, news_of, synced = RoundsSetup.traffic_of, RoundsSetup.news_of, RoundsSetup.synced
     compiles = "the terms of the federation"
 
     def __init__(self, rounds: RoundsSetup) -> None:

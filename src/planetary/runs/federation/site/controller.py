@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 
 from planetary.fleet.controller.controller import RunPhase
 from planetary.fleet.protocol import events as e
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import EndKind
 from planetary.runs.federation.site import events as s
 from planetary.runs.federation.site.border import Border
@@ -15,6 +14,7 @@ from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.star import Star
 from planetary.runs.rounds.controller.topology import Topology
+from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.state import ControllerState
 

@@ -33,7 +33,8 @@ from planetary.runs.rounds.worker.events import TrainingDone
 class SiteSetup(Setup[Prepared, "SiteRun"]):
     """How a site begins: as a run in rounds, with a connection to its hub."""
 
-    protocol, traffic_of, synced = RoundsSetup.protocol, RoundsSetup.traffic_of, RoundsSetup.synced
+    protocol, traffic_of = RoundsSetup.protocol, RoundsSetup.traffic_of
+    news_of, synced = RoundsSetup.news_of, RoundsSetup.synced
 
     def __init__(self, rounds: RoundsSetup, *, site: UplinkOptions) -> None:
         """`site`: how it joins the hub."""

@@ -15,7 +15,6 @@ from planetary.fleet.controller.controller import RunController
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.machine.board import STUCK_FACTOR, TaskPhase, TaskTimes
@@ -39,6 +38,7 @@ from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.plan import MixturePlan
 from planetary.runs.mixture.records import MixtureState, ShardKept
 from planetary.runs.mixture.training.expert_optimizer import COMPOSER, EXPERT
+from planetary.runs.rounds.metrics import RoundMetrics
 
 COLLECT_EVERY_S = 30.0
 
@@ -179,7 +179,7 @@ class MixtureController(RunController[MixtureDesk, WorkerSession]):
             self._choose_at = now + self.policy.startup_grace_s
 
     def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
-        kind = self._record_failure(worker, failure, self.state.round + 1)
+        kind = self._record_failure(worker, failure)
         if not self._strike(worker, f"worker {worker.worker}: {failure.reason}", kind, now):
             self._restart(worker, failure.reason, "stuck", now)
 

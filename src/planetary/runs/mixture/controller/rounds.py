@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from planetary.fleet.protocol import events as e
-from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.records import CheckpointFailed, CheckpointWritten, EvalFinished, RoundFinished
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.machine.board import InFlight
 from planetary.runs.mixture import messages as mm
@@ -20,6 +18,8 @@ from planetary.runs.mixture.controller.tasks import Evaluating, MixtureBoard
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.records import ShardKept
 from planetary.runs.mixture.status import MixtureMetrics, ShardMetrics
+from planetary.runs.rounds.metrics import RoundMetrics
+from planetary.runs.rounds.records import CheckpointFailed, CheckpointWritten, EvalFinished, RoundFinished
 
 
 class Composing(InFlight):

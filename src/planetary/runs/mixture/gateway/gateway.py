@@ -32,7 +32,6 @@ from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifa
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.progress import ended_as
-from planetary.fleet.protocol.records import Mark
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
 from planetary.fleet.protocol.status import RunState, WorkerState
 from planetary.fleet.shell.shell import TensorSource
@@ -69,9 +68,12 @@ from planetary.runs.mixture.preparation import PreparedMixture, ProgramRecord, p
 from planetary.runs.mixture.records import MixtureStarted, ShardGranted
 from planetary.runs.mixture.start import begin_mixture, owners_of_run
 from planetary.runs.mixture.status import READER, MixtureStatus, newest_mixture
+from planetary.runs.rounds.news import TrainingNews
 from planetary.runs.rounds.preparation.run_step import own_record, step_news
 from planetary.runs.rounds.progress import training_status
+from planetary.runs.rounds.records import Mark, RoundFinished
 from planetary.runs.rounds.status import TrainerStatus
+from planetary.runs.rounds.traffic import TrainingTraffic
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
 
@@ -99,7 +101,8 @@ class MixtureSetup(Setup[PreparedMixture, "MixtureRun"]):
     protocol = mm.MIXTURES
     compiles = "the mixture's program"
     # A shard has one composer under an epoch: one that was granted must not be given to another after a power cut.
-    synced = (*SYNCED, MixtureStarted, ShardGranted)
+    traffic_of, news_of = TrainingTraffic, TrainingNews
+    synced = (*SYNCED, RoundFinished, MixtureStarted, ShardGranted)
 
     def status(self, gateway: Gateway[Any]) -> MixtureStatus:
         return training_status(gateway, READER.name, None, status=MixtureStatus)

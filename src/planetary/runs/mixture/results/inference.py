@@ -22,7 +22,6 @@ from planetary.core.tensors import Tensors
 from planetary.data.prepare import prepare
 from planetary.data.reader import batches, read_slice
 from planetary.fleet.gateway.run_files import CONFIG, METRICS
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.models.context import Context
 from planetary.models.initial import Draw, filled
 from planetary.models.latent_moe import (
@@ -43,6 +42,7 @@ from planetary.runs.mixture.results.run_state import is_run, read_run
 from planetary.runs.mixture.status import MixtureMetrics
 from planetary.runs.mixture.training.participant_states import ComposerState, Surrogates, assembled, merged_model
 from planetary.runs.mixture.training.saved import SavedTraining
+from planetary.runs.rounds.metrics import RoundMetrics
 
 
 class ExpertSelection(msgspec.Struct, frozen=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from planetary.fleet.protocol.records import CheckpointFailed, RunPaused
 from planetary.machine.journal import Record
+from planetary.runs.rounds.records import CheckpointFailed, RunPaused
 
 
 class Checkpointing:

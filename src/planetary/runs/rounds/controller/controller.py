@@ -17,8 +17,7 @@ from planetary.fleet.controller.controller import RunController, RunPhase
 from planetary.fleet.controller.reported_values import LARGEST
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.records import CheckpointWritten, EndKind
+from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.sessions import Phase
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
@@ -32,9 +31,18 @@ from planetary.runs.rounds.controller.ring import Ring
 from planetary.runs.rounds.controller.round_end import MetricsLines, finished_record, merged_metrics
 from planetary.runs.rounds.controller.star import Star
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
-from planetary.runs.rounds.metrics import metrics_of
+from planetary.runs.rounds.fold import refused_of_late
+from planetary.runs.rounds.metrics import RoundMetrics
+from planetary.runs.rounds.metrics_file import metrics_of
 from planetary.runs.rounds.policy import ControllerPolicy
-from planetary.runs.rounds.records import LeaseMark, RolledBack, RoundStarted, StepReplaced, TopologyReplaced
+from planetary.runs.rounds.records import (
+    CheckpointWritten,
+    LeaseMark,
+    RolledBack,
+    RoundStarted,
+    StepReplaced,
+    TopologyReplaced,
+)
 from planetary.runs.rounds.sessions import Trainer
 from planetary.runs.rounds.state import ControllerState, OpenRound, contradiction
 from planetary.sync.rounds import RoundAction
@@ -221,7 +229,7 @@ class Controller(RunController[RoundsDesk, Trainer]):
         else:
             return
         known = failure.kind == "parameters" and not self.topology.lacks_parameters(worker)
-        kind = self._record_failure(worker, failure, round_)
+        kind = self._record_failure(worker, failure)
         if known:  # the task was already in flight
             return
         if kind == "numerics" and not self.guard.blames(worker.worker, version):
@@ -334,7 +342,7 @@ class Controller(RunController[RoundsDesk, Trainer]):
             worker = by_name.get(name)
             if worker is None or worker.session not in self.desk.workers:  # it was refused twice, and lost at the first
                 continue
-            if why := self.membership.distrusted(worker, self.state.refusals[name], reason):
+            if why := self.membership.distrusted(worker, *refused_of_late(self.state.refusals[name], reason)):
                 self._lose(worker, why, "banned", now)
         for name in self.guard.take_guilty():
             if name in by_name and by_name[name].session in self.desk.workers:

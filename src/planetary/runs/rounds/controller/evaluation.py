@@ -10,13 +10,13 @@ import numpy as np
 
 from planetary.core.errors import UserError
 from planetary.data.metrics import OWN_SET, Metric, ScoredRows, measured, row_sums
-from planetary.fleet.protocol.records import EvalFinished
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.topology import Topology
 from planetary.runs.rounds.events import TokensOf
 from planetary.runs.rounds.policy import EvalChunk
+from planetary.runs.rounds.records import EvalFinished
 from planetary.runs.rounds.sessions import EvalInFlight, Trainer
 from planetary.sync.sanity import LOSS_MARGIN, is_sane
 

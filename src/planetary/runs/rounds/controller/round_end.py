@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from planetary.fleet.protocol.events import WriteMetrics
-from planetary.fleet.protocol.metrics import ContributionMetrics, MergedMetrics, RoundMetrics
 from planetary.machine.journal import Record
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.evaluation import Evaluation
 from planetary.runs.rounds.controller.topology import Topology
+from planetary.runs.rounds.metrics import ContributionMetrics, MergedMetrics, RoundMetrics
 from planetary.runs.rounds.records import RoundClosed, RoundMerged, RoundStarted
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.outer_optimizers import OuterOptimizer

@@ -37,7 +37,8 @@ from planetary.runs.rounds.gateway.disk_room import DiskRoom
 from planetary.runs.rounds.gateway.status import status_of
 from planetary.runs.rounds.gateway.topology import GatewayTopology, StarGateway, topology_of
 from planetary.runs.rounds.messages import ROUNDS
-from planetary.runs.rounds.metrics import trim_metrics
+from planetary.runs.rounds.metrics_file import trim_metrics
+from planetary.runs.rounds.news import TrainingNews
 from planetary.runs.rounds.preparation.budget import MachineSpeed
 from planetary.runs.rounds.preparation.machine_speed import fit_run, local_target, measure_speed
 from planetary.runs.rounds.preparation.next_step import ExportStep, export_apart, in_place_of
@@ -46,7 +47,7 @@ from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
 from planetary.runs.rounds.preparation.run_step import keep_step, own_record, record_of, step_news
 from planetary.runs.rounds.progress import training_status
-from planetary.runs.rounds.records import RoundClosed, StepReplaced
+from planetary.runs.rounds.records import RoundClosed, RoundFinished, StepReplaced
 from planetary.runs.rounds.start import RoundsStart, begin
 from planetary.runs.rounds.state import ControllerState
 from planetary.runs.rounds.status import READER, TrainingStatus
@@ -69,8 +70,8 @@ class RoundsSetup(Setup[Prepared, "RoundsRun"]):
     """How a run in rounds begins: leases of tokens, and one outer step a round."""
 
     protocol = ROUNDS
-    traffic_of = RoundTraffic
-    synced = (*SYNCED, StepReplaced, RoundClosed)
+    traffic_of, news_of = RoundTraffic, TrainingNews
+    synced = (*SYNCED, RoundFinished, StepReplaced, RoundClosed)
 
     def __init__(
         self,

@@ -14,12 +14,12 @@ import pytest
 from planetary.cli.main import main
 from planetary.cli.option_values import key_values, seconds
 from planetary.core.errors import PeerError, UserError
+from planetary.core.places import default_state_folder
 from planetary.fleet.gateway.invites import read_invites
 from planetary.fleet.protocol.kind_reader import FORMAT
 from planetary.monitor.dashboard import Dashboard
 from planetary.net.authority import Authority
 from planetary.net.invite import read, verify
-from planetary.run.places import default_state_folder
 from planetary.run.results import write_results
 from planetary.run.status_source import status_source
 from planetary.runs.rounds.metrics import RoundMetrics

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from planetary.cli.main import main, spare_loopback
+from planetary.core import places
 from planetary.net import addresses
 from planetary.net.addresses import is_local_name, own_address
 from planetary.net.http_opener import opener_for
-from planetary.run import places
 from planetary.runtime import host
 from planetary.runtime.control_group import cpu_quota, free_memory
 

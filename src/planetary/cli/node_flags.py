@@ -14,13 +14,13 @@ from planetary.cli.key_flags import add_key_flag, default_of
 from planetary.compiler.backends.targets import DEFAULT_NAMES, nearest
 from planetary.core.configuration.schema import Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
+from planetary.core.places import cache_folder
 from planetary.core.printable import as_name
 from planetary.fleet.shell.shell import Address
 from planetary.fleet.shell.starts import NodeStart, WorkerStart
 from planetary.net.addresses import parse_address
 from planetary.net.identity import Identity
 from planetary.run.kinds import all_kinds
-from planetary.run.places import cache_folder
 from planetary.runtime.backends import PJRT_TARGET, is_pjrt
 
 _KEYS = {

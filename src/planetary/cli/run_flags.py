@@ -103,8 +103,8 @@ def local_run_of(args: argparse.Namespace, overrides: Sequence[str]) -> tuple[Co
     Raises:
         UserError: the configuration is wrong, or there is no such run.
     """
+    from planetary.core.places import cache_folder
     from planetary.run.choice import new_run, resumed_run
-    from planetary.run.places import cache_folder
     from planetary.run.processes.local_run import LocalRunOptions
 
     if args.resume is not None:

@@ -40,8 +40,8 @@ def client_of(url: str | None, token_file: Path | None, token: str = "") -> Gate
 
 def _own_token(url: str) -> tuple[str, Path | None]:
     """Return the token of this user's gateway on this machine and the folder; no other gateway is shown it."""
+    from planetary.core.places import default_state_folder
     from planetary.net.addresses import is_local_name
-    from planetary.run.places import default_state_folder
 
     host = urllib.parse.urlsplit(url).hostname or ""
     if not is_local_name(host):

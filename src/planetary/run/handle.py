@@ -24,7 +24,7 @@ from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, load_history, read_events, read_metrics
 from planetary.run.choice import resumed_run, settings
 from planetary.run.metrics import Metrics, RoundRewards, rewards_of
-from planetary.run.places import cache_folder
+from planetary.core.places import cache_folder
 from planetary.run.processes.local_run import STOP_LIMIT_S, LocalRun, LocalRunOptions, Outcome
 from planetary.run.processes.round_observer import OnRound, RoundObserver
 from planetary.run.status_source import status_source

@@ -12,11 +12,11 @@ import msgspec
 
 from planetary.core.configuration.ranges import check_instance, show_found
 from planetary.core.errors import UserError
+from planetary.core.places import cache_folder
 from planetary.fleet.gateway.run_files import CODE
 from planetary.run.choice import ConfigSource, new_run, settings
 from planetary.run.given_code import text_of
 from planetary.run.handle import Run, start_run
-from planetary.run.places import cache_folder
 from planetary.run.processes.local_run import LocalRunOptions
 from planetary.run.processes.round_observer import OnRound
 from planetary.run.train import check_config

@@ -15,12 +15,12 @@ from planetary.core.config import Config, config_from_tables, load_config
 from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import ClosedError, PeerError, UserError
+from planetary.core.places import cache_folder
 from planetary.core.printable import command_line
 from planetary.fleet.protocol.status import RunStatus
 from planetary.run.choice import settings
 from planetary.run.handle import EXIT_LIMIT_S, BackgroundRun, Run
 from planetary.run.kinds import kind_of
-from planetary.run.places import cache_folder
 from planetary.run.processes.announcement import Announcement
 from planetary.run.processes.local_run import LocalRun, LocalRunOptions, Outcome
 from planetary.run.status_source import status_source

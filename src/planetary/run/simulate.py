@@ -17,12 +17,12 @@ from planetary.core.config import Config
 from planetary.core.configuration.presets import preset_of
 from planetary.core.configuration.ranges import Index, Positive, check_argument, check_instance
 from planetary.core.errors import PeerError, UserError
+from planetary.core.places import cache_folder
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, RunHistory
 from planetary.run.choice import ConfigSource, read_config, settings
 from planetary.run.kinds import RunKind, kind_of
 from planetary.run.metrics import Metrics
-from planetary.run.places import cache_folder
 from planetary.run.simulations import Simulation
 from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
 from planetary.simulation.faults import Fault, draw_plan

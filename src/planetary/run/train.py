@@ -11,10 +11,10 @@ from typing import Any
 
 from planetary.core.config import Config
 from planetary.core.errors import UserError
+from planetary.core.places import cache_folder
 from planetary.run.choice import ConfigSource, new_run, settings
 from planetary.run.handle import Run, start_run
 from planetary.run.kinds import kind_of
-from planetary.run.places import cache_folder
 from planetary.run.processes.local_run import LocalRunOptions
 from planetary.run.processes.round_observer import OnRound
 

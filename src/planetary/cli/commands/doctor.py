@@ -76,6 +76,7 @@ def _examine(args: argparse.Namespace) -> tuple[list[Finding], Measurements]:
     from planetary.cli.option_values import WORKER_PORT
     from planetary.client import API_PORT
     from planetary.core.errors import PlanetaryError
+    from planetary.core.places import cache_folder
     from planetary.fleet.shell.starts import NodeStart
     from planetary.fleet.shell.system import SYSTEM
     from planetary.net.addresses import parse_address
@@ -83,7 +84,6 @@ def _examine(args: argparse.Namespace) -> tuple[list[Finding], Measurements]:
     from planetary.run.doctor.link_checks import examine_gateway, examine_ring
     from planetary.run.doctor.machine_checks import examine_machine
     from planetary.run.kinds import worker_protocol
-    from planetary.run.places import cache_folder
     from planetary.runtime.backends import installed_backends
     from planetary.runtime.host import available_memory, usable_cores
 

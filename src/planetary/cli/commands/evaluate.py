@@ -63,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
 
     from planetary.core.configuration.schema import DataSource
     from planetary.core.errors import UserError
+    from planetary.core.places import cache_folder
     from planetary.fleet.gateway.run_files import CONFIG
     from planetary.run.model.evaluation import evaluate_folder, evaluation_table
-    from planetary.run.places import cache_folder
 
     sources: dict[str, DataSource] = {}
     for given in args.data:

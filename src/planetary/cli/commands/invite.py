@@ -66,10 +66,10 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.option_values import seconds
     from planetary.core.clock import SystemClock
     from planetary.core.errors import UserError
+    from planetary.core.places import default_state_folder
     from planetary.core.printable import command_line, is_name
     from planetary.fleet.gateway.invites import read_invites
     from planetary.net.addresses import own_address
-    from planetary.run.places import default_state_folder
 
     now = SystemClock().wall()
     if args.node and not is_name(args.node):

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from planetary.run.places import cache_folder
+    from planetary.core.places import cache_folder
     from planetary.runs.mixture.results.inference import evaluate_run, losses_table
 
     _check_surrogates(args.run)

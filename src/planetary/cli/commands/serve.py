@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.live_display import run_until_signal
     from planetary.cli.serving_lines import ServingLines
     from planetary.core.config import RunConfig
-    from planetary.run.places import cache_folder
+    from planetary.core.places import cache_folder
     from planetary.run.processes.local_run import LocalRun, LocalRunOptions
     from planetary.runs.serve.config import ServeConfig
 

@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from planetary.core.clock import SystemClock
     from planetary.core.errors import UserError
+    from planetary.core.places import default_state_folder
     from planetary.net.authority import fingerprint_in
-    from planetary.run.places import default_state_folder
     from planetary.web.access import AUTHORITY, AccessTokens, scope_named
 
     now = SystemClock().wall()

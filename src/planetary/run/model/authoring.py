@@ -200,7 +200,7 @@ def compile(
     from planetary.compiler.frontend.export import Model
     from planetary.compiler.step.train_step import build_train_step
     from planetary.fleet.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
-    from planetary.run.places import cache_folder
+    from planetary.core.places import cache_folder
     from planetary.runtime.host import host_features
 
     check_instance("target", target, str, 'a target such as "cpu:host", "cuda:sm_80" or "vulkan"')

@@ -67,7 +67,7 @@ def _action(actions: Any, name: str, summary: str, example: str) -> argparse.Arg
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from planetary.artifacts.store import BlobStore
-    from planetary.run.places import cache_folder
+    from planetary.core.places import cache_folder
 
     store = BlobStore(cache_folder(args.cache) / "blobs")
     if args.action == "gc":

@@ -92,8 +92,8 @@ def _measure(args: argparse.Namespace, targets: dict[str, Any], names: list[str]
     from planetary.cli.commands.models.compile import given_step_options, load_given_model
     from planetary.compiler.check.parity import compare_traces, random_batches, trace
     from planetary.compiler.step.train_step import build_train_step
+    from planetary.core.places import cache_folder
     from planetary.fleet.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
-    from planetary.run.places import cache_folder
     from planetary.runtime.backends import open_executor, require_backend
 
     for target in targets.values():

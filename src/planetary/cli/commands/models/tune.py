@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.compiler.backends.flag_choice import candidates_for
     from planetary.compiler.backends.targets import parse_target
     from planetary.core.errors import UserError
-    from planetary.run.places import cache_folder
+    from planetary.core.places import cache_folder
     from planetary.runs.rounds.preparation.flag_search import search_flags
     from planetary.runtime.backends import CPU_BACKENDS, check_device
     from planetary.runtime.host import host_features

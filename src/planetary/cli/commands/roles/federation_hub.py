@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from planetary.cli.run_flags import with_preset
     from planetary.core.errors import UserError
+    from planetary.core.places import default_state_folder
     from planetary.run.choice import new_run, resumed_run
-    from planetary.run.places import default_state_folder
     from planetary.runs.federation.config import FederationConfig
 
     places_jobs = is_site(args)

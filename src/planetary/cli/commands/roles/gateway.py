@@ -205,9 +205,9 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
     from functools import partial
 
     from planetary.core.errors import UserError
+    from planetary.core.places import cache_folder
     from planetary.fleet.gateway.gateway import GatewayOptions
     from planetary.run.kinds import kind_of
-    from planetary.run.places import cache_folder
     from planetary.site.config import Api
     from planetary.site.gateway_process import host_run
 
@@ -263,7 +263,7 @@ def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
     from functools import partial
 
     from planetary.core.errors import UserError
-    from planetary.run.places import cache_folder
+    from planetary.core.places import cache_folder
     from planetary.site.config import load_site
     from planetary.site.gateway_process import host_site
     from planetary.site.site import SiteOptions
@@ -424,7 +424,7 @@ def _listening(args: argparse.Namespace, hosted: HostedAs, announced: Announceme
 
 
 def _state(args: argparse.Namespace) -> Path:
-    from planetary.run.places import default_state_folder
+    from planetary.core.places import default_state_folder
 
     return (args.state or default_state_folder()).absolute()
 

@@ -77,11 +77,11 @@ def run(args: argparse.Namespace) -> int:
     from planetary.collectives import Master
     from planetary.core.clock import SystemClock
     from planetary.core.errors import ClosedError
+    from planetary.core.places import default_state_folder
     from planetary.fleet.gateway.invites import InviteList
     from planetary.fleet.shell.child import end_with_parent
     from planetary.net.authority import Authority
     from planetary.net.invite import mint
-    from planetary.run.places import default_state_folder
 
     log_to_stderr("master", verbose=getattr(args, "debug", False))
     authority, token_file, revoked = None, None, ()

@@ -20,7 +20,9 @@ from planetary.data.tokenizer import ByteTokenizer
 from planetary.models.llama import LlamaConfig
 from planetary.models.moe import MoeModelConfig
 from planetary.run.model.adapter_export import export_adapter
+from planetary.run.model.gguf_export import export_gguf
 from planetary.run.model.pretrained_export import export_pretrained
+from planetary.run.model.pretrained_files import keep_files
 from planetary.run.model.served import load_folder, load_trained
 from planetary.run.model.trained_model import fill_tree
 from planetary.runs.rounds.preparation.options import model_of
@@ -250,3 +252,77 @@ def test_names_go_to_the_family_and_back() -> None:
     found = family_of("planetary.models.llama:build", {"window": 4})
     assert found is not None
     assert found.model_type == "mistral"
+
+
+# --- GGUF -------------------------------------------------------------------------------------------------------
+
+GGUF_SIZES = {  # those that files of the architecture can say
+    "gemma2": {"query_pre_attn_scalar": 4},
+    "gemma3": {"query_pre_attn_scalar": 4, "layer_types": ["sliding_attention"] * 2},
+}
+PLAIN_SIZES = {  # those that transformers reads from a file
+    "llama": {"attention_bias": False, "mlp_bias": False},
+    "qwen3": {"head_dim": 128},
+    "gemma2": {
+        **{"query_pre_attn_scalar": 256, "head_dim": 256, "sliding_window": 4096},
+        **{"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    },
+    "gemma3": {"query_pre_attn_scalar": 256, "head_dim": 256, "layer_types": ["sliding_attention"] * 2},
+    "phi3": {"sliding_window": None},
+}
+GGUF_KINDS = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"]
+
+
+def gguf_of(place: Path, kind: str, options: dict[str, Any]) -> tuple[Path, Any]:
+    """Export a run from a random model of transformers as a GGUF file; return it with the run's model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(KINDS, kind, (KINDS[kind][0], {**KINDS[kind][1], **options}))
+        published(place / "theirs", kind)
+    config, _ = from_folder(place / "theirs")
+    run, _ = run_of(place / "run", config)
+    keep_files(config, run)
+    export_gguf(run, place / "model.gguf")
+    return place / "model.gguf", load_trained(run)
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", GGUF_KINDS)
+def test_a_gguf_file_has_the_scores_of_its_run(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices are rounded to 16 bits. A run may start from the file as from a folder."""
+    monkeypatch.setenv("PLANETARY_CACHE", str(tmp_path / "cache"))
+    file, own = gguf_of(tmp_path, kind, GGUF_SIZES.get(kind, {}))
+    served = load_folder(file)
+    expected = np.asarray(own.logits(own.params, TOKENS))
+    np.testing.assert_allclose(np.asarray(served.logits(served.params, TOKENS)), expected, rtol=0.02, atol=0.02)
+    assert served.tokenizer.encode(b"abc").tolist() == list(b"abc")
+    config, model = from_folder(file)
+    assert config.model.weights == str(file)
+    run, _ = run_of(tmp_path / "again", config)
+    keep_files(config, run)
+    made = export_pretrained(run, tmp_path / "out")
+    assert made.no_tokenizer == ""
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"tokenizer.json", "config.json"}
+    params = model.initial("param")
+    np.testing.assert_allclose(params["model.norm.weight"], served.params["model"]["norm"]["weight"], rtol=1e-6)
+
+
+@pytest.mark.doors("torch", "transformers", "gguf")
+@pytest.mark.parametrize("kind", GGUF_KINDS)
+def test_a_gguf_file_has_the_same_scores_in_transformers(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read by the package of llama.cpp as well."""
+    import torch
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setenv("PLANETARY_CACHE", str(tmp_path / "cache"))
+    file, _ = gguf_of(tmp_path, kind, PLAIN_SIZES.get(kind, {}))
+    served = load_folder(file)
+    theirs: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=file.name, attn_implementation="eager", dtype=torch.float32
+    )
+    found = np.asarray(served.logits(served.params, TOKENS))
+    np.testing.assert_allclose(found, scores(theirs.eval(), TOKENS), rtol=1e-4, atol=2e-5)
+    read = {one.name: one.data.astype(np.float32).reshape(one.shape[::-1]) for one in GGUFReader(file).tensors}
+    np.testing.assert_array_equal(read["token_embd.weight"], served.params["model"]["embed_tokens"]["weight"])

@@ -254,8 +254,9 @@ def test_an_export_has_everything_of_the_folder_it_began_with(tmp_path: Path) ->
     shutil.rmtree(old)  # the run has kept it
     export_pretrained(run, tmp_path / "new")
     now = json.loads((tmp_path / "new" / "config.json").read_text())
-    changed = {"architectures": ["LlamaForCausalLM"], "dtype": "float32", "torch_dtype": "float32"}
-    assert now == {**LLAMA, **changed}
+    assert now == {**LLAMA, "architectures": ["LlamaForCausalLM"]}
+    specs, _ = read_pretrained(tmp_path / "new")
+    assert {spec.dtype for spec in specs} == {"bf16"}
     for name, text in FILES.items():
         if name in {"README.md", "model.bin"}:
             assert not (tmp_path / "new" / name).exists()
@@ -311,7 +312,7 @@ def frozen_run(tmp_path: Path) -> tuple[Path, Path, dict[str, np.ndarray]]:
 
 def test_a_frozen_tensor_is_in_every_use_of_the_model(tmp_path: Path) -> None:
     _, run, expected = frozen_run(tmp_path)
-    export_pretrained(run, tmp_path / "new")
+    export_pretrained(run, tmp_path / "new", dtype="float32")
     _, exported = read_pretrained(tmp_path / "new")
     generated = load_trained(run).params
     served = load_folder(run).params
@@ -389,7 +390,7 @@ def test_folder_with_frozen_tensors_loads_in_transformers(tmp_path: Path) -> Non
 
     old, run, _ = frozen_run(tmp_path)
     new = tmp_path / "new"
-    export_pretrained(run, new)
+    export_pretrained(run, new, dtype="float32")
     theirs = loaded_whole(new)
     trained = load_trained(run)
     with torch.no_grad():
@@ -400,3 +401,46 @@ def test_folder_with_frozen_tensors_loads_in_transformers(tmp_path: Path) -> Non
         for name in ("bos_token_id", "eos_token_id", "pad_token_id", "chat_template"):
             assert getattr(before, name, None) == getattr(after, name, None), name
     assert theirs.generation_config.temperature == 0.6
+
+
+CARD = "---\nlicense: apache-2.0\nlanguage:\n- en\n---\n\n# The model before it was trained\n"
+
+
+@needs_transformers
+def test_a_round_trip_gives_equal_files(tmp_path: Path) -> None:
+    """Without training, a folder of transformers comes back: equal bytes of all files, but for the card's text."""
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    old, new = tmp_path / "old", tmp_path / "new"
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    theirs = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=260, eos_token_id=257, bos_token_id=256))
+    theirs = theirs.to(torch.bfloat16)
+    theirs.generation_config = GenerationConfig(temperature=0.6, do_sample=True, eos_token_id=[257, 258])
+    theirs.save_pretrained(old)
+    (tmp_path / "bytes.json").write_bytes(ByteTokenizer().to_json())
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "bytes.json"), bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(old)
+    (old / "README.md").write_text(CARD)
+    (old / "LICENSE").write_text("as you like")
+    config, model = from_folder(old)
+    run, _ = run_of(tmp_path / "run", config)
+    keep_files(config, run)
+    values = model.initial("param")
+    info = msgspec.structs.replace(load_latest(run / "checkpoints").info, round=4)
+    write_checkpoint(run / "checkpoints", Checkpoint(info, values, values), keep=1)
+    export_pretrained(run, new)
+    assert {path.name for path in new.iterdir()} == {path.name for path in old.iterdir()}
+    for path in old.iterdir():
+        if path.name not in {"model.safetensors", "README.md"}:
+            assert (new / path.name).read_bytes() == path.read_bytes(), path.name
+    assert (new / "README.md").read_text().startswith(CARD[: CARD.index("# The")])
+    assert "before it was trained" not in (new / "README.md").read_text()
+    before, after = read_pretrained(old), read_pretrained(new)
+    assert sorted(before[0], key=str) == sorted(after[0], key=str)
+    for name, value in before[1].items():
+        np.testing.assert_array_equal(after[1][name], value, err_msg=name)

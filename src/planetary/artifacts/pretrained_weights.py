@@ -12,6 +12,7 @@ from planetary.artifacts.safetensors_file import read_safetensors
 from planetary.core.configuration.families import Family
 from planetary.core.configuration.pretrained import read_published
 from planetary.core.errors import UserError
+from planetary.core.gguf.folder import file_of_folder, is_gguf, pretrained_folder, published_tensors
 from planetary.core.tensors import TensorSpec
 
 WEIGHTS_FILE = "model.safetensors"
@@ -21,14 +22,19 @@ INDEX_FILE = "model.safetensors.index.json"
 def read_pretrained(folder: Path) -> tuple[tuple[TensorSpec, ...], Mapping[str, np.ndarray]]:
     """Return specs and host arrays (bfloat16 as bits) under the names the model here gives them.
 
+    `folder`: or a GGUF file.
+
     Raises:
         UserError: the folder is of no known family, or has no weights in safetensors files.
         TrustError: a file is not well formed or was cut.
         OSError: a file cannot be read.
     """
-    family, _ = read_published(folder)
-    specs: list[TensorSpec] = []
-    tensors: dict[str, np.ndarray] = {}
+    family, _ = read_published(pretrained_folder(folder))
+    if (file := folder if is_gguf(folder) else file_of_folder(folder)) is not None:
+        tensors = published_tensors(file)
+        specs = [TensorSpec(name, "f32", value.shape) for name, value in tensors.items()]
+        return own_tensors(family, specs, tensors, where=str(file))
+    specs, tensors = [], {}
     for file in _files(folder):
         found, values = read_safetensors(folder / file)
         specs += found

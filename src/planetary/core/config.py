@@ -53,6 +53,7 @@ from planetary.core.configuration.strict import (
 )
 from planetary.core.configuration.toml import toml_document, toml_value
 from planetary.core.errors import UserError
+from planetary.core.gguf.folder import pretrained_folder
 from planetary.core.printable import command_line
 from planetary.core.registry import file_of
 
@@ -155,8 +156,10 @@ def _config_of(tables: dict[str, Any], overrides: Iterable[str], *, origin: str,
     _make_paths_absolute(tables, folder)
     _override(tables, overrides, origin)
     source = tables["model"].get("source") if isinstance(tables.get("model"), dict) else None
-    if isinstance(source, str) and not is_function(source) and is_pretrained(Path(source)):
-        tables = pretrained_tables(tables, Path(source))
+    if isinstance(source, str) and not is_function(source) and is_pretrained(folder := pretrained_folder(Path(source))):
+        tables = pretrained_tables(tables, folder, source)
+    elif isinstance(tables.get("model"), dict) and isinstance(weights := tables["model"].get("weights"), str):
+        pretrained_folder(Path(weights))  # the tokenizer of a run that goes on is in the cache
     adapter = tables.get("adapter")
     if isinstance(adapter, dict) and isinstance(start := adapter.get("start"), str) and start:
         tables = adapter_tables(tables, Path(start))

@@ -19,12 +19,12 @@ import numpy as np
 from planetary.artifacts.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_latest
 from planetary.core.config import Config, load_config
 from planetary.core.errors import PeerError, ResourceError, UserError
+from planetary.core.places import cache_folder
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, holder_of
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, load_history, read_events, read_metrics
 from planetary.run.choice import resumed_run, settings
 from planetary.run.metrics import Metrics, RoundRewards, rewards_of
-from planetary.core.places import cache_folder
 from planetary.run.processes.local_run import STOP_LIMIT_S, LocalRun, LocalRunOptions, Outcome
 from planetary.run.processes.round_observer import OnRound, RoundObserver
 from planetary.run.status_source import status_source
@@ -252,23 +252,26 @@ class Run:
         return "".join(self._model(round, experts).continue_text(prompt, options, max_tokens))
 
     def save_pretrained(
-        self, folder: str | os.PathLike[str], *, round: int | None = None, force: bool = False
+        self, folder: str | os.PathLike[str], *, round: int | None = None, dtype: str | None = None, force: bool = False
     ) -> PretrainedExport:
         """Write the trained model into a folder that `from_pretrained` of `transformers` loads, with the tokenizer.
 
         Args:
-            folder: gets config.json, model.safetensors (float32, frozen tensors included), the tokenizer's files, and
-                those the pretrained folder had which the run started from.
+            folder: gets config.json, model.safetensors (frozen tensors included), the tokenizer's files, and those the
+                pretrained folder had which the run started from.
             round: whose checkpoint is used; by default the newest.
+            dtype: "float32", "bfloat16" or "float16"; by default that of the pretrained folder, or float32.
             force: replace a model that is in `folder`.
 
         Raises:
             UserError: no checkpoint, a model that `transformers` does not have, or `folder` holds one already.
         """
-        from planetary.run.model.pretrained_export import export_pretrained
+        from planetary.run.model.pretrained_export import DTYPES, export_pretrained
 
+        if dtype is not None and dtype not in DTYPES:
+            raise UserError(f"dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
         path = self._checkpoint_path(round) if round is not None else None
-        return export_pretrained(self.folder, Path(folder), checkpoint=path, force=force)
+        return export_pretrained(self.folder, Path(folder), checkpoint=path, dtype=dtype or "", force=force)
 
     def save_adapter(
         self, folder: str | os.PathLike[str], *, round: int | None = None, force: bool = False

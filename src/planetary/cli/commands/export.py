@@ -25,7 +25,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             scalar, params any pytree. With --format hf it is the model of a run, as
             a folder for from_pretrained of transformers: config.json, model.safetensors
             and the tokenizer, for the families in docs/models.md; adapters are merged. With
-            --format peft it is the adapters of a run alone, for PeftModel.from_pretrained.
+            --format peft it is the adapters of a run alone, for PeftModel.from_pretrained;
+            with --format gguf it is one file for llama.cpp.
             With --serving it is the
             model that `planetary serve SOURCE` serves, as a folder that it serves without
             the model's code: functions that take a chunk of a prompt or continue texts by
@@ -37,22 +38,25 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             "planetary export planetary.models.nanochat:build -o nanochat",
             "planetary export my_model.py:build -o my_model --set n_layer=8 --role 'rope.*=buffer'",
             "planetary export runs/gpt2 --format hf -o my-gpt2",
+            "planetary export runs/chat --format gguf --matrices q8_0 -o chat.gguf",
             "planetary export --serving runs/gpt2 -o served --context 1024 --batch 4",
         ],
     )
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="module:function or path/to/file.py:function; with --format hf or peft a run's folder; with --serving any "
-        "model that `planetary serve` takes",
+        help="module:function or path/to/file.py:function; with --format hf, gguf or peft a run's folder; with "
+        "--serving any model that `planetary serve` takes",
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write; with --format gguf the file"
+    )
     parser.add_argument(
         "--format",
         choices=sorted(_WRITERS),
         default="stablehlo",
-        help="stablehlo (default); hf: the model of a run, for transformers; peft: the adapters of a run; serving: "
-        "a served model",
+        help="stablehlo (default); hf: the model of a run, for transformers; gguf: the same in a file for llama.cpp; "
+        "peft: the adapters of a run; serving: a served model",
     )
     parser.add_argument(
         "--serving", action="store_const", const="serving", dest="format", help="the same as --format serving"
@@ -71,12 +75,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="NAME=ROLE",
         help="param, buffer, input, target, key or step; NAME may be a pattern",
     )
+    parser.add_argument("--matrices", choices=("f16", "q8_0"), help="with --format gguf: numbers of the matrices (f16)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="with --format hf: type of the tensors (that of the folder the run started from, or float32)",
+    )
     parser.add_argument("--text", action="store_true", help="also write model.stablehlo.txt, for reading")
     parser.add_argument(
         "--checkpoint",
         type=Path,
         metavar="DIR",
-        help="with --format hf or peft: one of the run's, instead of the newest",
+        help="with --format hf, gguf or peft: one of the run's, instead of the newest",
     )
     parser.add_argument("--force", action="store_true", help="replace a model that is in DIR")
     add_model_flags(parser)
@@ -86,7 +96,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     writer, own = _WRITERS[args.format]
-    given = [name for name in ("set", "role", "text", "checkpoint") if getattr(args, name)]
+    given = [name for name in ("set", "role", "text", "checkpoint", "matrices", "dtype") if getattr(args, name)]
     for name in (*given, *given_model_flags(args)):
         if name not in own:
             raise UserError(f"--{name.replace('_', '-')} has no meaning with --format {args.format}")
@@ -114,10 +124,21 @@ def _transformers(args: argparse.Namespace) -> None:
     from planetary.monitor.human_numbers import count
     from planetary.run.model.pretrained_export import export_pretrained
 
-    made = export_pretrained(Path(args.source), args.output, checkpoint=args.checkpoint, force=args.force)
+    made = export_pretrained(
+        Path(args.source), args.output, checkpoint=args.checkpoint, dtype=args.dtype or "", force=args.force
+    )
     print(f"{args.output}: {made.architecture}, {count(made.param_count)} parameters of round {made.round}")
     if made.no_tokenizer:
         print(f"no tokenizer is in it: {made.no_tokenizer}")
+
+
+def _gguf(args: argparse.Namespace) -> None:
+    from planetary.monitor.human_numbers import count
+    from planetary.run.model.gguf_export import export_gguf
+
+    kind = args.matrices or "f16"
+    made = export_gguf(Path(args.source), args.output, kind=kind, checkpoint=args.checkpoint, force=args.force)
+    print(f"{args.output}: {made.architecture}, {count(made.param_count)} parameters of round {made.round} in {kind}")
 
 
 def _adapter(args: argparse.Namespace) -> None:
@@ -150,7 +171,8 @@ def _serving(args: argparse.Namespace) -> None:
 
 _WRITERS = {
     "stablehlo": (_stablehlo, {"set", "role", "text"}),
-    "hf": (_transformers, {"checkpoint"}),
+    "hf": (_transformers, {"checkpoint", "dtype"}),
+    "gguf": (_gguf, {"checkpoint", "matrices"}),
     "peft": (_adapter, {"checkpoint"}),
     "serving": (_serving, {"set", "context", "batch", "cache_mb", "experts", "weights", "chat_template"}),
 }

@@ -54,8 +54,10 @@ def read_published(folder: Path) -> tuple[Family, dict[str, Any]]:
     raise UserError(f"{path}: model_type is {kind!r}; pretrained models can be of type {known}")
 
 
-def pretrained_tables(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a configuration's tables, completed from a pretrained folder that is `model.source`.
+def pretrained_tables(tables: Mapping[str, Any], folder: Path, source: str) -> dict[str, Any]:
+    """Return a configuration's tables, completed from a pretrained folder.
+
+    `source`: the value of `model.source`: the folder, or the GGUF file it stands for.
 
     That is `model.source`, `options`, `weights` and `weights_optional`, and `data.tokenizer` where nothing is said.
 
@@ -66,7 +68,7 @@ def pretrained_tables(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]
     try:
         options = family.options(published)
     except UserError as error:
-        raise UserError(f"cannot train the pretrained model {folder}: {error}") from None
+        raise UserError(f"cannot train the pretrained model {source}: {error}") from None
     model, data = dict(tables["model"]), dict(tables.get("data", {}))
     given = model.get("options", {})
     if not isinstance(given, Mapping):
@@ -78,9 +80,9 @@ def pretrained_tables(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]
                 "a file: --set 'model.options={}')"
             )
     if model.get("weights"):
-        raise UserError(f"model.weights is {model['weights']}, and {folder} has weights of its own: leave it out")
+        raise UserError(f"model.weights is {model['weights']}, and {source} has weights of its own: leave it out")
     patterns = (*model.get("weights_optional", ()), *family.unneeded(options))
-    model |= {"source": family.source, "options": {**options, **given}, "weights": str(folder)}
+    model |= {"source": family.source, "options": {**options, **given}, "weights": source}
     model["weights_optional"] = list(dict.fromkeys(patterns))
     if "tokenizer" not in data:
         if not (folder / TOKENIZER_FILE).is_file():

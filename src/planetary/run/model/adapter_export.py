@@ -14,6 +14,7 @@ from planetary.core.configuration.adapter_folder import ADAPTER_CONFIG
 from planetary.core.configuration.families import family_of
 from planetary.core.configuration.pretrained import is_pretrained
 from planetary.core.errors import UserError
+from planetary.core.gguf.folder import pretrained_folder
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG
 from planetary.run.model.trained_model import model_of_run
 from planetary.runs.rounds.preparation.options import base_digests, stored_names
@@ -89,7 +90,7 @@ def _published(config: Config, modules: list[str], *, inputs_first: bool) -> dic
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM" if family_of(config.model.source, config.model.options) is not None else None,
-        "base_model_name_or_path": base if base and is_pretrained(Path(base)) else None,
+        "base_model_name_or_path": base if base and is_pretrained(pretrained_folder(Path(base))) else None,
         "r": config.adapter.rank,
         "lora_alpha": config.adapter.alpha,
         "target_modules": modules,

@@ -114,6 +114,7 @@ def load(
     """
     from planetary.compiler.frontend.export import export_model, load_model
     from planetary.core.configuration.pretrained import is_pretrained
+    from planetary.core.gguf.folder import pretrained_folder
     from planetary.models.zoo import ZOO
 
     wanted = f"a planetary.export of a function, one of the zoo ({', '.join(ZOO)}), module:function, or a path"
@@ -135,7 +136,7 @@ def load(
             f"there is no model {name!r}: expected one of the zoo ({', '.join(ZOO)}), module:function, or the "
             "path of a .mlir file, an exported folder or a pretrained model's folder"
         )
-    if is_pretrained(Path(name)):
+    if is_pretrained(pretrained_folder(Path(name))):
         return _pretrained(Path(name), options or {}, roles)
     if options:
         raise UserError(f"options (--set) belong to a model function; {name} is a file")
@@ -199,8 +200,8 @@ def compile(
     from planetary.compiler.check.meaning import check_meaning
     from planetary.compiler.frontend.export import Model
     from planetary.compiler.step.train_step import build_train_step
-    from planetary.fleet.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
     from planetary.core.places import cache_folder
+    from planetary.fleet.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
     from planetary.runtime.host import host_features
 
     check_instance("target", target, str, 'a target such as "cpu:host", "cuda:sm_80" or "vulkan"')

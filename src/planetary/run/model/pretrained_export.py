@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 from planetary.artifacts.pretrained_weights import WEIGHTS_FILE, stored_tensors
@@ -21,14 +23,16 @@ from planetary.core.config import Config, load_config
 from planetary.core.configuration.families import FAMILIES, Family, family_of
 from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, read_settings
 from planetary.core.errors import UserError
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import TensorSpec, to_host_dtype
 from planetary.data.tokenizer import JsonTokenizer, Tokenizer
 from planetary.data.tokenizer_settings import TOKENIZER_CONFIG_FILE
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG
-from planetary.run.model.pretrained_files import COMPANIONS, kept_files
+from planetary.run.model.pretrained_files import CARD_FILE, COMPANIONS, kept_files
 from planetary.run.model.trained_model import all_values, code_of, tokenizer_of_run, tree_names
 from planetary.runs.rounds.preparation.options import builder_options
 
+DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+"""Types of tensors in a published folder, by the names in `config.json`."""
 _TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
@@ -51,7 +55,7 @@ class PretrainedExport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def export_pretrained(
-    run: Path, folder: Path, *, checkpoint: Path | None = None, force: bool = False
+    run: Path, folder: Path, *, checkpoint: Path | None = None, dtype: str = "", force: bool = False
 ) -> PretrainedExport:
     """Write a run's trained model into a folder for `transformers`' `from_pretrained`.
 
@@ -59,11 +63,111 @@ def export_pretrained(
         run: the run's folder.
         folder: gets the files.
         checkpoint: a checkpoint's folder instead of the newest one's.
+        dtype: of the tensors, a key of `DTYPES`; by default that of the folder the run started from, or float32.
         force: replace a model that is in `folder`.
 
     Raises:
-        UserError: there is no run, no checkpoint, or the model is none that `transformers` has; `folder` holds a model.
+        UserError: there is no run, no checkpoint, or the model is none that `transformers` has; `folder` holds a model;
+            a number is too large for float16.
         TrustError: the checkpoint is damaged.
+    """
+    if (folder / CONFIG_FILE).exists() and not force:
+        raise UserError(
+            f"cannot export to {folder}: it already holds a model; use another, or replace it (--force, force=True)"
+        )
+    model = trained_published(run, checkpoint, dtype=dtype)
+    kept, element = model.kept, DTYPES[model.published["dtype"]]
+    specs = [TensorSpec(name, element, value.shape) for name, value in sorted(model.tensors.items())]
+    tensors = _Converted(model.tensors, element)
+    (folder / CONFIG_FILE).unlink(missing_ok=True)  # until the last file is there it is no model
+    for name in COMPANIONS - set(kept):
+        (folder / name).unlink(missing_ok=True)  # of the model that is replaced
+    # transformers reads `format`: the framework whose layout the tensors have.
+    write_atomically(folder / WEIGHTS_FILE, safetensors_pieces(specs, tensors, {"format": "pt"}))
+    for name, path in kept.items():
+        if name.lower() == CARD_FILE:
+            if card := _card(path.read_text("utf-8", errors="replace")):
+                write_atomically(folder / name, card.encode())
+        elif name not in {CONFIG_FILE, TOKENIZER_FILE}:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / name, path.read_bytes())
+    if model.tokenizer is not None:
+        write_atomically(folder / TOKENIZER_FILE, model.tokenizer_json() or b"")
+        if TOKENIZER_CONFIG_FILE not in kept:
+            write_atomically(folder / TOKENIZER_CONFIG_FILE, _json(_tokenizer_config(model.tokenizer)))
+    write_atomically(folder / CONFIG_FILE, _json(model.published))
+    return PretrainedExport(
+        folder=folder,
+        architecture=model.family.architecture,
+        round=model.round,
+        param_count=sum(spec.size for spec in specs),
+        no_tokenizer=model.no_tokenizer,
+    )
+
+
+class _Converted(Mapping[str, np.ndarray]):
+    """Float32 tensors in another type, converted as they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, np.ndarray], element: str) -> None:
+        self._tensors, self._element = tensors, element
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        value = self._tensors[name]
+        with np.errstate(over="ignore"):
+            found = to_host_dtype(value, self._element)
+        if self._element == "f16" and not np.isfinite(found).all() and np.isfinite(value).all():
+            raise UserError(f"{name!r} has numbers beyond float16: export with --dtype float32 or bfloat16")
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _card(text: str) -> str:
+    """Return a model card with the fields of another one and without its text; "": it has no fields."""
+    end = text.find("\n---", 3)
+    if not text.startswith("---\n") or end < 0:
+        return ""
+    return f"{text[:end]}\n---\n\nTrained further with planetary; the fields are those of the first model.\n"
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A run's model in the published form.
+
+    Attributes:
+        family: of the model.
+        published: `config.json`: that of the folder the run started from, with the changes of training.
+        tensors: float32 by published name.
+        tokenizer: None: there is none, and `no_tokenizer` says why.
+        kept: other files of the folder the run started from, by name.
+        round: the parameters' round.
+    """
+
+    family: Family
+    published: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+    tokenizer: Tokenizer | None
+    no_tokenizer: str
+    kept: Mapping[str, Path]
+    round: int
+
+    def tokenizer_json(self) -> bytes | None:
+        """Return the `tokenizer.json`, if there is a tokenizer."""
+        if TOKENIZER_FILE in self.kept:
+            return self.kept[TOKENIZER_FILE].read_bytes()
+        return None if self.tokenizer is None else self.tokenizer.to_json()
+
+
+def trained_published(
+    run: Path, checkpoint: Path | None, *, dtype: str = "float32", whole: bool = False
+) -> PublishedModel:
+    """Return the model of a run, or of one of its checkpoints. Raises as `export_pretrained`.
+
+    `dtype`: see there; `whole`: `config.json` has all keys of the family.
     """
     if not (run / CONFIG).is_file():
         raise UserError(f"{run} is not a run folder: expected {CONFIG} in it, as `planetary train` writes it")
@@ -71,38 +175,18 @@ def export_pretrained(
     kept = kept_files(config, run)
     source = read_settings(kept[CONFIG_FILE], "the pretrained model") if CONFIG_FILE in kept else {}
     family = _family_of(config, source)
-    if (folder / CONFIG_FILE).exists() and not force:
-        raise UserError(
-            f"cannot export to {folder}: it already holds a model; use another, or replace it (--force, force=True)"
-        )
     found = load_latest(run / CHECKPOINTS) if checkpoint is None else load_checkpoint(checkpoint)
     tokenizer, no_tokenizer = _tokenizer(run, config)
-    published = _published(family, config, tokenizer, kept, source)
     _, template = code_of(config)
     values = all_values(run, config, tree_names(template), found.params)
-    params = stored_tensors(family, values)
-    specs = [TensorSpec(name, "f32", value.shape) for name, value in sorted(params.items())]
-    (folder / CONFIG_FILE).unlink(missing_ok=True)  # until the last file is there it is no model
-    for name in COMPANIONS - set(kept):
-        (folder / name).unlink(missing_ok=True)  # of the model that is replaced
-    # transformers reads `format`: the framework whose layout the tensors have.
-    write_atomically(folder / WEIGHTS_FILE, safetensors_pieces(specs, params, {"format": "pt"}))
-    for name, path in kept.items():
-        if name not in {CONFIG_FILE, TOKENIZER_FILE}:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / name, path.read_bytes())
-    if tokenizer is not None:
-        own = kept[TOKENIZER_FILE].read_bytes() if TOKENIZER_FILE in kept else tokenizer.to_json()
-        write_atomically(folder / TOKENIZER_FILE, own)
-        if TOKENIZER_CONFIG_FILE not in kept:
-            write_atomically(folder / TOKENIZER_CONFIG_FILE, _json(_tokenizer_config(tokenizer)))
-    write_atomically(folder / CONFIG_FILE, _json(published))
-    return PretrainedExport(
-        folder=folder,
-        architecture=family.architecture,
-        round=found.info.round,
-        param_count=sum(spec.size for spec in specs),
-        no_tokenizer=no_tokenizer,
+    return PublishedModel(
+        family,
+        _published(family, config, tokenizer, kept, source, dtype=dtype, whole=whole),
+        stored_tensors(family, values),
+        tokenizer,
+        no_tokenizer,
+        kept,
+        found.info.round,
     )
 
 
@@ -125,17 +209,27 @@ def _family_of(config: Config, source: Mapping[str, Any]) -> Family:
 
 
 def _published(
-    family: Family, config: Config, tokenizer: Tokenizer | None, kept: Mapping[str, Path], source: Mapping[str, Any]
+    family: Family,
+    config: Config,
+    tokenizer: Tokenizer | None,
+    kept: Mapping[str, Path],
+    source: Mapping[str, Any],
+    *,
+    dtype: str,
+    whole: bool,
 ) -> dict[str, Any]:
     """Return the `config.json`: that of the folder which the run started from, with the changes of training."""
     place = family.source.rpartition(":")[0]
+    original = source.get("dtype", source.get("torch_dtype"))
+    dtype = dtype or (original if original in DTYPES else "float32")
+    names = [name for name in ("dtype", "torch_dtype") if name in source]  # the second before transformers 5
     now: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
-        "dtype": "float32",
-        "torch_dtype": "float32",  # the same for transformers before 5
+        **dict.fromkeys(names or ("dtype", "torch_dtype"), dtype),
+        "dtype": dtype,
     }
-    if not _has_same_sizes(family, source, config.model.options):
+    if whole or not _has_same_sizes(family, source, config.model.options):
         options = importlib.import_module(place).all_options(**builder_options(config, family.source))
         now |= family.published(options)
     if not source or TOKENIZER_FILE not in kept:  # ids of the source are those of another vocabulary

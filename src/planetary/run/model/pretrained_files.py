@@ -14,6 +14,7 @@ from planetary.artifacts.store import write_atomically
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained
 from planetary.core.errors import ResourceError
+from planetary.core.gguf.folder import FILE_ENTRY, pretrained_folder
 from planetary.data.tokenizer_settings import (
     ADDED_TOKENS_FILE,
     SPECIAL_TOKENS_FILE,
@@ -31,6 +32,7 @@ _OF_TOKENIZERS = frozenset(
         *("sentencepiece.bpe.model", "tekken.json", "preprocessor_config.json", "processor_config.json"),
     }
 )
+CARD_FILE = "readme.md"  # of any case: the model card
 COMPANIONS = _OF_TOKENIZERS | {GENERATION_CONFIG_FILE}
 """Files that decide how the model beside them is used."""
 _WEIGHTS = frozenset(
@@ -73,7 +75,7 @@ def source_files(config: Config) -> dict[str, Path]:
 
     Files of a tokenizer are those of the one the run uses, so none are there for bytes and characters.
     """
-    folder, tokenizer = Path(config.model.weights or "/nowhere"), Path(config.data.tokenizer)
+    folder, tokenizer = pretrained_folder(Path(config.model.weights or "/nowhere")), Path(config.data.tokenizer)
     is_own = config.data.tokenizer not in BUILT_IN_TOKENIZERS
     files: dict[str, Path] = _small_files(folder) if is_pretrained(folder) else {}
     if is_own and is_pretrained(folder) and tokenizer.absolute().parent == folder.absolute():
@@ -99,8 +101,8 @@ def _small_files(folder: Path) -> dict[str, Path]:
         for name, path in sorted(found.items())
         if path.is_file()
         and path.suffix.lower() not in _WEIGHTS
+        and name != FILE_ENTRY
         and not name.startswith(".")
         and not name.endswith(".index.json")
-        and name.lower() != "readme.md"  # describes the model before it was trained
         and path.stat().st_size <= _LARGEST
     }

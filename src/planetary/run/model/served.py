@@ -24,6 +24,7 @@ from planetary.core.config import Config, is_function, load_config
 from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, is_pretrained, read_published
 from planetary.core.deviations import as_float
 from planetary.core.errors import TrustError, UserError
+from planetary.core.gguf.folder import SUFFIX, pretrained_folder
 from planetary.core.tensors import DTYPE_NAMES, TensorSpec
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, JsonTokenizer, Tokenizer, load_tokenizer
 from planetary.data.tokenizer_settings import read_settings, read_template
@@ -104,7 +105,8 @@ def load_traced(config: Config) -> TracedModel:
     if is_graph(path):
         model = _initial_graph(path, config)
     else:
-        model = _pretrained(path, serve) if is_pretrained(path) else _trained(path, serve)
+        folder = pretrained_folder(path)
+        model = _pretrained(path, folder, serve) if is_pretrained(folder) else _trained(path, serve)
     return narrowed(model, serve.weights)
 
 
@@ -390,9 +392,10 @@ def _texts_in(folder: Path, published: Mapping[str, Any], tokenizer: Tokenizer) 
     }
 
 
-def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
+def _pretrained(path: Path, folder: Path, serve: ServeConfig) -> TracedModel:
+    """Return the model of a folder; `path`: itself, or the GGUF file it stands for."""
     if serve.experts != "real":
-        raise UserError(f"serve.experts = {serve.experts!r}: {folder} is no mixture, whose run has surrogates")
+        raise UserError(f"serve.experts = {serve.experts!r}: {path} is no mixture, whose run has surrogates")
     family, published = read_published(folder)
     options = family.options(published)
     specs, found = read_pretrained(folder)
@@ -414,7 +417,7 @@ def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
     cached = _cached(family.source, options)
     assert cached is not None, f"{family.source} has no decode"
     return _served(
-        folder.resolve().name,
+        path.resolve().name.removesuffix(SUFFIX),
         cached[0],
         fill_tree(template, values, family.source, whole=True),
         cached[1],

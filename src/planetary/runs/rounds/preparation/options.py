@@ -13,6 +13,7 @@ from planetary.core.configuration.families import family_of
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
 from planetary.core.errors import TrustError, UserError
 from planetary.core.extension_points import INNER_OPTIMIZERS, SCHEDULES
+from planetary.core.gguf.folder import is_gguf
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import digest_of
 
@@ -142,8 +143,9 @@ def given_weights(model: Model, config: ModelConfig) -> Model:
     from planetary.compiler.frontend.weights import with_weights
 
     path = Path(config.weights)
+    is_model = path.is_dir() or is_gguf(path)
     try:
-        specs, tensors, ternary = (*read_pretrained(path), ()) if path.is_dir() else read_weights(path)
+        specs, tensors, ternary = (*read_pretrained(path), ()) if is_model else read_weights(path)
     except OSError as error:
         raise UserError(f"cannot read model.weights {path}: {error.strerror or error}") from error
     except TrustError as error:

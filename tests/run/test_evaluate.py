@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,21 @@ def test_a_failing_metric_leaves_the_others(tmp_path: Path, run: Path, capsys: p
     assert re.search(r"set a: metric worse fails: ZeroDivisionError: division by zero \(<bad.py@.*>:6\)", shown)
 
 
+def test_a_graph_gets_one_row_at_a_time(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = load_trained(run), []
+
+    def decode(params: Any, tokens: jax.Array, context: Any) -> jax.Array:
+        seen.append(tokens.shape)
+        return model.decode(params, tokens, context)
+
+    expected = evaluated(run, tmp_path, text=text_file(tmp_path))
+    graph = replace(model, only_length=WINDOW, decode=decode)
+    monkeypatch.setattr("planetary.run.model.evaluation.load_folder", lambda folder: graph)
+    found = evaluated(run, tmp_path, text=text_file(tmp_path))
+    assert seen == [(1, WINDOW)]
+    assert only(found).values["loss"].value == pytest.approx(only(expected).values["loss"].value)
+
+
 def test_later_versions_are_followed(tmp_path: Path) -> None:
     """Each checkpoint is evaluated as it comes, with the compiled function of the first, until the run is over."""
     folder, looks = tmp_path / "followed", []
@@ -219,6 +235,12 @@ def test_what_does_not_fit_the_model_is_refused(tmp_path: Path, run: Path, publi
         next(evaluate_folder(published, {"a": text_file(tmp_path)}, cache=tmp_path, length=257))
     with pytest.raises(UserError, match=r"no held-out data in .*: it is no run. Give some, as --data NAME=PATH"):
         next(evaluate_folder(published, {}, cache=tmp_path))
+    packed = text_file(tmp_path, "one\n", "packed.txt").source
+    write_run(tmp_path / "packed", 1, 1, data={"source": packed, "packing": True})
+    with pytest.raises(UserError, match=r"is packed documents or .* give a set, as --data NAME=PATH"):
+        evaluated(tmp_path / "packed", tmp_path)
+    with pytest.raises(UserError, match=r"nothing to evaluate in .*nowhere: expected a run folder"):
+        evaluated(tmp_path / "nowhere", tmp_path, text=text_file(tmp_path))
     assert main(["evaluate", str(published), "--data", "a=x.txt", "--follow"]) == 2
     with pytest.raises(UserError, match=r"unknown metric 'acuracy'; did you mean accuracy\?"):
         evaluated(run, tmp_path, "acuracy", text=text_file(tmp_path))

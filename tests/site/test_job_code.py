@@ -18,7 +18,7 @@ from planetary.fleet.gateway.gateway import GatewayOptions
 from planetary.site.config import ControllerOptions, Controllers
 from planetary.site.jobs import JobBook, JobEnded, JobStarted, JobState, JobSubmitted, SiteStopped
 from planetary.site.model_process import PreparationLimits, prepare_apart
-from planetary.site.submission import refuse_own_code
+from planetary.site.submission import refuse_own_code, with_data_sets
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 
@@ -29,10 +29,18 @@ def test_a_job_with_an_object_of_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a site runs no code of jobs in its own process"):
         refuse_own_code(config)
     refuse_own_code(config_from_tables({}, ["outer.merge=median"]))
+    with pytest.raises(UserError, match=r"eval\.metrics\[1\] = .*own\.py:Figure"):
+        refuse_own_code(config_from_tables({}, [f"eval.metrics=['perplexity', '{tmp_path}/own.py:Figure']"]))
     task = "rl.task=my_task.py:Guess"
     with pytest.raises(UserError, match=r"rl\.task, without rl\.prompts = .*my_task\.py:Guess"):
         refuse_own_code(config_from_tables({}, [task]))
     refuse_own_code(config_from_tables({}, [task, "rl.prompts=some.jsonl"]))  # judged in separate processes
+
+
+def test_a_sites_own_data_is_evaluated_by_name() -> None:
+    sets = {"notes": "site://notes", "other": "/other.txt"}
+    config = with_data_sets(config_from_tables({"eval": {"sets": sets}}), {"notes": "/notes.txt"})
+    assert config.eval.sets == {"notes": "/notes.txt", "other": "/other.txt"}
 
 
 MODEL = """

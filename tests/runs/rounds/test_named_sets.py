@@ -142,3 +142,10 @@ def test_sets_have_names_of_their_own(tmp_path: Path) -> None:
     for name in ("held_out", "a b"):
         with pytest.raises(UserError, match=f"eval.sets: '{name}' is no name of a set"):
             small_training(rounds=1, workers=1, given=(f"eval.sets={{'{name}' = '{tmp_path}/a.u16'}}",))
+
+
+def test_a_set_of_chats_needs_data_with_chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step made for data of which every token is a target would train -100 as a token."""
+    monkeypatch.setattr("planetary.data.evaluation_sets.read_set", lambda *given: np.resize([1, ~2], 3000))
+    with pytest.raises(UserError, match="some tokens are no targets, and the run's data has none"):
+        small_training(rounds=1, workers=1, given=settings(tmp_path))

@@ -106,6 +106,8 @@ def evaluate_folder(
     Raises:
         UserError: model, metric or set is not usable, or they do not fit together.
     """
+    if not is_pretrained(folder) and not (_run_of(folder) / CONFIG).is_file():
+        raise UserError(f"there is nothing to evaluate in {folder}: expected a run folder, or a pretrained one")
     chosen = metrics_of(dict.fromkeys(("loss", *(metrics or USUAL_METRICS))))
     model = load_folder(folder) if checkpoint is None else load_trained(folder, checkpoint)
     length = _length(model, folder, length)
@@ -164,19 +166,18 @@ def _tokenizer_place(folder: Path) -> str:
 
 def _own_rows(folder: Path, length: int, cache: Path) -> np.ndarray:
     """Return the rows of the held-out batches that a run evaluates, int64 [R, length + 1]."""
-    run = _run_of(folder)
-    if not (run / CONFIG).is_file():
+    if is_pretrained(folder):
         raise UserError(f"there is no held-out data in {folder}: it is no run. Give some, as --data NAME=PATH")
-    config = load_config(run / CONFIG)
+    config = load_config(_run_of(folder) / CONFIG)
     if length != config.train.sequence_length:
         raise UserError(
             f"--context {length}: the run's own held-out part has rows of train.sequence_length = "
             f"{config.train.sequence_length} tokens; other rows can be made of --data NAME=PATH"
         )
-    if config.data.packing:
+    if config.data.has_examples:
         raise UserError(
-            f"the held-out part of {folder} is packed documents (data.packing), and here texts are read one after the "
-            "other: give a set, as --data NAME=PATH"
+            f"the held-out part of {folder} is packed documents or other examples of several arrays, and here texts "
+            "are read one after the other: give a set, as --data NAME=PATH"
         )
     pieces = prepare(config, cache / "data").eval_chunks(config)
     return rows_of(np.concatenate([read_slice(piece).astype(np.int64) for piece, _ in pieces]), length)

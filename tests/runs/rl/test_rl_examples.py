@@ -23,5 +23,5 @@ def test_examples_answers_fit_and_its_imitation_ends_early(name: str) -> None:
         assert len(problem.answer) + 1 <= rl.max_tokens
         assert len(problem.prompt) + len(problem.answer) + 1 <= config.train.sequence_length + 1
     assert 0 < rl.imitation_goal < 0.4
-    assert rl.goal > 0.9
+    assert rl.goal == 0  # a fixed number of rounds: the reward of the last is none that was chosen
     assert 0 < rl.imitated_rounds < config.train.rounds

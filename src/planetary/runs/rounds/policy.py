@@ -37,6 +37,11 @@ class EvalChunk(msgspec.Struct, frozen=True):
     set: str = OWN_SET
     more: tuple[EvalChunk, ...] = ()  # of named sets
 
+    @property
+    def all_batches(self) -> int:
+        """Batches of the task."""
+        return self.batches + sum(part.batches for part in self.more)
+
 
 class RingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The constants of the ring topology."""

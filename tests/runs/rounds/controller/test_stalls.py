@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+import pytest
 from controller_bench import Bench
 
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import Stalled
+from planetary.runs.rounds import events as re
 from planetary.runs.rounds import messages as rm
 
 
@@ -94,3 +97,33 @@ def test_loss_of_all_ready_workers_stalls_after_the_grace() -> None:
     assert bench.records(Stalled) == []
     bench.wait(2 * bench.grace_s)
     assert len(bench.records(Stalled)) == 1
+
+
+def test_a_long_evaluation_has_time_for_its_batches() -> None:
+    """Nothing is heard of an evaluation before its end, and it may be longer than the pause between two steps may."""
+    bench = Bench()
+    more = tuple(msgspec.structs.replace(one, set="notes", batches=300) for one in bench.policy.held_out)
+    bench.policy = msgspec.structs.replace(
+        bench.policy, held_out=(msgspec.structs.replace(bench.policy.held_out[0], more=more),)
+    )
+    bench.controller.desk.use_policy(bench.policy)
+    [session] = [bench.join("slow")]
+    worker, steps = bench.controller.desk.workers[session], bench.policy.inner_steps
+    train = worker.train
+    assert train is not None
+    tokens = bench.policy.tokens_per_lease
+    result = rm.TrainResult(
+        task=train.task, round=1, steps=steps, tokens=tokens, loss=3.0, grad_norm=0.5, seconds=2.0 * steps
+    )
+    bench.now += 2.0 * steps
+    bench.tell(e.Received(session, result, "", train.task))
+    bench.tell(re.OuterStepDone(1, 1.0))
+    bench.tell(re.CheckpointDone(1, "folder", 0.1))
+    assert worker.evaluate is not None
+    for number, message in bench.sent:
+        if isinstance(message, rm.Parameters):
+            bench.tell(e.PayloadSent(number, message))
+    wait = bench.controller.training.leases.wait(worker)
+    batches = bench.policy.held_out[0].batches + 300
+    assert wait is not None
+    assert wait.until - wait.since == pytest.approx((bench.policy.stall_steps + batches) * 2.0, rel=0.02)

@@ -558,7 +558,9 @@ class Leases:
         if expected is None:
             most_s = policy.first_step_s
         else:
-            most_s = max(policy.stall_floor_s, policy.stall_steps * expected / policy.inner_steps)
+            # An evaluation reports its end alone; a batch of it takes no longer than a step.
+            batches = 0 if worker.evaluate is None else policy.held_out[worker.evaluate.chunk].all_batches
+            most_s = max(policy.stall_floor_s, (policy.stall_steps + batches) * expected / policy.inner_steps)
         since = max(times) - self._unanswered_s(worker)
         return Wait(worker.session, since, since + most_s, "made no progress on its task")
 

@@ -21,9 +21,9 @@ from planetary.runs.serve.program.shape import (
     SCORE_VALUES,
     SCORES,
     VALUES,
+    CallKind,
     CallSize,
     ServingShape,
-    prefill_name,
 )
 from planetary.runs.serve.program.trial import ServingTrial
 from planetary.runtime.device_check import DeviceReport
@@ -164,7 +164,8 @@ def _continue(run: Run, shape: ServingShape, size: CallSize, found: _Found) -> N
     room = min(len(tokens), chunk + 1, size.context_pages * PAGE if shared else shape.window)
     longest = room - 2
     ends = [longest - (5 * row) % longest for row in range(size.batch)]
-    prefill, begin = prefill_name(chunk, shape.context_sizes[-1]), _first_page(shape)
+    prefill = next(one.name for one in shape.first_calls if one.kind is not CallKind.DECODE)
+    begin = _first_page(shape)
     if not shared:
         firsts = range(begin, begin + size.batch)
         for end, first in zip(ends, firsts, strict=True):

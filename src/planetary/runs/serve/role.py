@@ -163,7 +163,8 @@ class LoadedModel:
             arrays["start"][place], arrays["length"][place] = start, len(new)
         if TARGETS in specs:
             targets = arrays[TARGETS] = specs[TARGETS].zeros()
-            for place, (new, following) in enumerate(zip(message.tokens, message.following, strict=True)):
+            after = message.following or (-1,) * sequences
+            for place, (new, following) in enumerate(zip(message.tokens, after, strict=True)):
                 targets[place, : len(new)] = [*new[1:], max(following, 0)]
         # Of a sequence that goes on, most arguments are those of the call before: `put` sends no array twice.
         for name, array in arrays.items():
@@ -182,7 +183,7 @@ class LoadedModel:
         self._gathered = after
         scores = tuple(one.name for one in signature.results if one.name in (SCORES, SCORE_VALUES, SCORE_IDS, HIDDEN))
         needs_row = message.full or any(self._needs_row(drawing, message) for drawing in message.drawings)
-        wanted = (VALUES, IDS, *((ROW,) if needs_row else ()), *scores)
+        wanted = (VALUES, IDS, *((ROW,) if needs_row else ()), *(scores if message.following else ()))
         found = {name: array[:sequences] for name, array in self.resident.get(wanted).items()}
         self.resident.drop((VALUES, IDS, ROW, *scores))
         return found

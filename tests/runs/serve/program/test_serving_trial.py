@@ -126,7 +126,7 @@ def test_model_without_values_has_the_same_functions() -> None:
     first = device.shape.first_calls
     whole = model.program(device.shape, first)
     assert model.without_values().program(device.shape, first).digest == whole.digest
-    assert set(whole.functions) == {"decode_b1_p4", "gather_b1_p4", "prefill_s32_p4", "score_s32_p4"}
+    assert set(whole.functions) == {"decode_b1_p4", "gather_b1_p4", "score_s32_p4"}
 
 
 def test_a_trial_of_another_shape_is_refused() -> None:

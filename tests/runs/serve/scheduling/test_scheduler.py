@@ -129,7 +129,7 @@ def test_worker_computes_with_the_functions_it_has() -> None:
             state = scheduler.workers[1]
             assert list(state.lacking) == ["prefill_s32_p2", "decode_b1_p2", "decode_b2_p2"]
             scheduler.extend(1, ["decode_b2_p2"])
-    assert set(functions[:6]) == {"prefill_s32_p8", "decode_b1_p8"}
+    assert set(functions[:6]) == {"score_s32_p8", "decode_b1_p8"}
     assert functions[6] == "decode_b2_p2"
 
 

@@ -192,13 +192,17 @@ class ServingShape(msgspec.Struct, frozen=True):
 
     @property
     def first_calls(self) -> tuple[CallSize, ...]:
-        """Sizes with which every sequence can be computed, one at a time; the others are faster for some sequences."""
+        """Sizes with which every sequence can be computed, one at a time; the others are faster for some sequences.
+
+        A scoring function also takes prompts that need no scores.
+        """
         chunk = self.chunks[0] if self.cache_kind.remembers else self.chunks[-1]
-        least = {CallKind.DECODE: self.batches[0], CallKind.PREFILL: self.prefills[0], CallKind.SCORE: 1}
+        least = {CallKind.DECODE: (self.batches[0], 1)}
+        least |= {CallKind.SCORE: (1, chunk)} if self.scores_prompts else {CallKind.PREFILL: (self.prefills[0], chunk)}
         return tuple(
             one
             for one in self.calls
-            if one.context_pages == self.context_sizes[-1] and one.tokens in (1, chunk) and one.batch == least[one.kind]
+            if one.context_pages == self.context_sizes[-1] and (one.batch, one.tokens) == least.get(one.kind)
         )
 
     def calls_of(self, names: Collection[str]) -> tuple[CallSize, ...]:

@@ -368,12 +368,13 @@ class Scheduler:
 
     def _prefill_size(self, worker: WorkerState, sequence: SequenceState) -> CallSize:
         """Return the size of the call that takes the next chunk of a sequence."""
-        missing, kind = sequence.missing, CallKind.SCORE if sequence.scores else CallKind.PREFILL
+        missing = sequence.missing
+        kinds = {CallKind.SCORE} if sequence.scores else {CallKind.PREFILL, CallKind.SCORE}
 
         def fits(one: CallSize) -> bool:
             whole = self._shape.cache_kind.remembers or one.tokens >= missing
             needed = self._shape.pages_for(sequence.cached + min(one.tokens, missing))
-            return one.kind is kind and whole and needed <= one.context_pages
+            return one.kind in kinds and whole and needed <= one.context_pages
 
         return self._pick(worker, fits, context_pages=len(sequence.page_table), tokens=missing)
 
@@ -393,7 +394,7 @@ class Scheduler:
 
         def cost(one: CallSize) -> tuple[int, ...]:
             taken = min(one.tokens, tokens), min(one.batch, sequences)
-            return -taken[0], -taken[1], one.tokens, one.batch, one.context_pages
+            return -taken[0], -taken[1], one.scores, one.tokens, one.batch, one.context_pages
 
         best, nearest = (
             min((one for one in calls if one.context_pages >= context_pages and fits(one)), key=cost)

@@ -140,6 +140,11 @@ def test_sentence_pieces_merge_by_score() -> None:
     assert made.encode("ab é".encode()).tolist() == [11, 5, 3, 4]
     assert made.added == ((1,), ())
     assert made.decode([11, 5, 3, 4]).decode() == "ab é"
+    again = {**metadata, **tokenizer_metadata(files["tokenizer.json"], len(tokens))}
+    other = JsonTokenizer(json.dumps(tokenizer_files(again)["tokenizer.json"]).encode(), "again")
+    for text in ("abc", "ab é", "cab bc ab", "  a"):
+        assert other.encode(text.encode()).tolist() == made.encode(text.encode()).tolist()
+    assert again["tokenizer.ggml.token_type"][3:5] == [6, 6]
     assert files["tokenizer_config.json"]["eos_token"] == "</s>"
 
 

@@ -186,6 +186,9 @@ def test_adapters_have_the_same_scores_in_peft(tmp_path: Path, kind: str) -> Non
     adapter: dict[str, Any] = {"rank": 2, "alpha": 8.0}
     if kind == "mixtral":
         adapter["targets"] = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        routed, _, _ = tuned_run(tmp_path / "routed", tuned(tmp_path / "theirs", rank=2, targets=["q_proj", "router"]))
+        with pytest.raises(UserError, match=r"'layers\.0\.router\.weight' is no matrix of a linear layer"):
+            export_adapter(routed, tmp_path / "adapter")
     run, _, params = tuned_run(tmp_path / "run", tuned(tmp_path / "theirs", **adapter))
     export_adapter(run, tmp_path / "adapter")
     own = load_trained(run)

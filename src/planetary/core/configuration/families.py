@@ -69,6 +69,7 @@ class Family:
         names: own beginnings of tensors' names -> stored ones, specific ones first; `*` is a number. A stored one with
             a number more is one of a stack, which is one tensor here.
         turned: ends of own names of stacks whose parts are stored transposed.
+        gates: parts of own names of matrices that are no linear layers in `transformers`, and get no adapters there.
         spare: patterns of stored tensors (own names) that are no parameters.
         theta: base of rotary positions without a key.
     """
@@ -93,6 +94,7 @@ class Family:
     only: ClassVar[Mapping[str, tuple[Any, ...]]] = {"hidden_act": ("silu",)}
     names: ClassVar[Sequence[tuple[str, str]]] = ()
     turned: ClassVar[tuple[str, ...]] = ()
+    gates: ClassVar[tuple[str, ...]] = ()
     spare: ClassVar[tuple[str, ...]] = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
     theta: ClassVar[float] = 10_000.0
 
@@ -476,7 +478,7 @@ class Mixtral(Family):
         ("layers.*.experts.up", "model.layers.*.block_sparse_moe.experts.*.w3.weight"),
         ("layers.*.experts.down", "model.layers.*.block_sparse_moe.experts.*.w2.weight"),
     ]
-    turned, spare = (".experts.down",), ("layers.*.attention.rotary_emb.inv_freq",)
+    turned, gates, spare = (".experts.down",), (".router.",), ("layers.*.attention.rotary_emb.inv_freq",)
 
 
 class Qwen3Moe(_Biased):
@@ -499,7 +501,7 @@ class Qwen3Moe(_Biased):
             for part in ("gate", "up", "down")
         ),
     ]
-    turned, spare = Mixtral.turned, Mixtral.spare
+    turned, gates, spare = Mixtral.turned, Mixtral.gates, Mixtral.spare
 
     def options(self, published: Mapping[str, Any]) -> dict[str, Any]:
         named = {"num_experts": published.get("num_local_experts"), **published}  # the key since transformers 5

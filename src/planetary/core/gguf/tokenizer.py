@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -152,38 +153,52 @@ def tokenizer_metadata(whole: Mapping[str, Any], size: int) -> dict[str, Any]:
     """Return the metadata of a `tokenizer.json`, for a model with `size` tokens.
 
     Raises:
-        UserError: GGUF has no name for the way it splits a text into words.
+        UserError: GGUF has no name for the way it splits a text into words, or it makes no byte pairs.
     """
     model = whole["model"]
-    if (
-        model.get("type") != "BPE"
-        or model.get("byte_fallback")
-        or (whole.get("decoder") or {}).get("type") != "ByteLevel"
-    ):
-        raise UserError("a GGUF file is written with a tokenizer of byte-level byte pairs only: name another format")
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    found = whole.get("pre_tokenizer") or {}
-    steps = found.get("pretokenizers", [found])
-    name = next((name for name, known in SPLITS.items() if _same_steps(steps, known)), None if merges else "gpt-2")
-    if name is None:
-        raise UserError(
-            "GGUF has no name for the way this tokenizer.json splits a text into words; known are those of "
-            f"{', '.join(SPLITS)}"
-        )
+    if model.get("type") != "BPE":
+        raise UserError(f"a GGUF file is written with a tokenizer of byte pairs only, found {model.get('type')!r}")
+    merges = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     tokens, types = [f"[unused{i}]" for i in range(size)], [UNUSED] * size
     for token, i in model["vocab"].items():
         tokens[i], types[i] = token, NORMAL
     for added in whole.get("added_tokens") or ():
         tokens[added["id"]], types[added["id"]] = added["content"], CONTROL if added["special"] else USER
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": name,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.add_bos_token": whole.get("post_processor") is not None
-        and whole["post_processor"].get("type") == "TemplateProcessing",
-    }
+    starts = "TemplateProcessing" in str(whole.get("post_processor"))
+    found = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.add_bos_token": starts}
+    kind = _pieces_metadata if model.get("byte_fallback") else _byte_pairs_metadata
+    return {**found, **kind(whole, merges, tokens, types), "tokenizer.ggml.token_type": types}
+
+
+def _byte_pairs_metadata(
+    whole: Mapping[str, Any], merges: Sequence[tuple[str, ...]], tokens: Sequence[str], types: list[int]
+) -> dict[str, Any]:
+    found = whole.get("pre_tokenizer") or {}
+    steps = found.get("pretokenizers", [found])
+    name = next((name for name, known in SPLITS.items() if _same_steps(steps, known)), None if merges else "gpt-2")
+    if name is None or (whole.get("decoder") or {}).get("type") != "ByteLevel":
+        raise UserError(
+            "GGUF has no name for the way this tokenizer.json splits a text into words; known are those of "
+            f"{', '.join(SPLITS)}"
+        )
+    pairs = [" ".join(merge) for merge in merges]
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": pairs}
+
+
+def _pieces_metadata(
+    whole: Mapping[str, Any], merges: Sequence[tuple[str, ...]], tokens: Sequence[str], types: list[int]
+) -> dict[str, Any]:
+    """Return SentencePiece's scores: minus the rank of the first merge that makes a token."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault("".join(merge), rank)
+    for i, token in enumerate(tokens):
+        if types[i] == NORMAL and re.fullmatch(r"<0x[0-9A-F]{2}>", token):
+            types[i] = BYTE
+    steps = str([whole.get("normalizer"), whole.get("pre_tokenizer")])
+    begins = "'Prepend'" in steps or ("'Metaspace'" in steps and "'never'" not in steps)
+    scores = [-float(ranks.get(token, len(merges))) for token in tokens]
+    return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": scores, "tokenizer.ggml.add_space_prefix": begins}
 
 
 def _same_steps(steps: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> bool:

@@ -60,8 +60,9 @@ def export_adapter(run: Path, folder: Path, *, checkpoint: Path | None = None, f
         )
     found = load_latest(run / CHECKPOINTS) if checkpoint is None else load_checkpoint(checkpoint)
     model, named = model_of_run(run, config), stored_names(config)
+    family = family_of(config.model.source, config.model.options)
     for one in model.adapters:
-        if not one.is_linear:
+        if not one.is_linear or (family is not None and any(part in one.target for part in family.gates)):
             raise UserError(
                 f"{one.target!r} is no matrix of a linear layer, and `peft` has another form for it: leave it out of "
                 "adapter.targets, or export the whole model (--format hf)"

@@ -19,6 +19,7 @@ from planetary.core.config import BUILT_IN_TOKENIZERS, load_config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained
 from planetary.core.configuration.schema import DataSource
 from planetary.core.errors import UserError
+from planetary.core.gguf.folder import pretrained_folder
 from planetary.data.evaluation_sets import read_set, rows_of
 from planetary.data.metrics import (
     OWN_SET,
@@ -110,6 +111,7 @@ def evaluate_folder(
         raise UserError(f"there is nothing to evaluate in {folder}: expected a run folder, or a pretrained one")
     chosen = metrics_of(dict.fromkeys(("loss", *(metrics or USUAL_METRICS))))
     model = load_folder(folder) if checkpoint is None else load_trained(folder, checkpoint)
+    folder = pretrained_folder(folder)
     length = _length(model, folder, length)
     if model.tokenizer.vocab_size > model.vocabulary:
         raise UserError(

@@ -64,13 +64,9 @@ def build(batch_size: int, width: int = 128, seed: int = 0) -> tuple[Any, Any, A
 
     def loss_fn(params: Any, batch: Any, *, key: jax.Array | None = None) -> jax.Array:
         clean = batch["image"].reshape(-1, SIDE * SIDE).astype(jnp.float32) / 127.5 - 1
-        if key is None:  # an evaluation: the same noise each time
-            rng = np.random.default_rng(0)
-            time, noise = rng.random((batch_size, 1), np.float32), rng.standard_normal(clean.shape, np.float32)
-        else:
-            of_time, of_noise = jax.random.split(key)
-            time = jax.random.uniform(of_time, (clean.shape[0], 1))
-            noise = jax.random.normal(of_noise, clean.shape)
+        of_time, of_noise = jax.random.split(jax.random.key(0) if key is None else key)  # None: an evaluation
+        time = jax.random.uniform(of_time, (clean.shape[0], 1))
+        noise = jax.random.normal(of_noise, clean.shape)
         noisy = jnp.cos(time * jnp.pi / 2) * clean + jnp.sin(time * jnp.pi / 2) * noise
         return jnp.mean((denoise(params, noisy, batch["label"], time) - noise) ** 2)
 

@@ -11,10 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.export import Model, export_loss, load_model
 from planetary.compiler.step.train_step import StepOptions, TrainStep, build_train_step
 from planetary.core.errors import CompileError, UserError
+from planetary.runtime.host import host_features
+from planetary.runtime.iree_executor import IreeExecutor
 
 PARAMS = {"w": jnp.linspace(-1, 1, 15).reshape(3, 5), "bias": jnp.full((8, 5), 0.3)}
 BATCH = (np.linspace(0, 2, 24, dtype=np.float32).reshape(8, 3), np.linspace(1, -1, 8, dtype=np.float32))
@@ -193,3 +197,21 @@ def test_a_loss_that_fails_with_a_key_is_named() -> None:
 
     with pytest.raises(CompileError, match="tracing the loss failed"):
         export_loss(loss, PARAMS, BATCH)
+
+
+@pytest.mark.compiles
+def test_evaluation_that_splits_a_constant_key_runs(tmp_path: Path) -> None:
+    """IREE 3.13 cannot load the parts of such a key as hoisted constants (`backends.iree`)."""
+
+    def loss_fn(params: Any, x: Any, *, key: Any = None) -> Any:
+        _, drawn = jax.random.split(jax.random.key(0) if key is None else key)
+        return jnp.mean((x * params["w"] - jax.random.normal(drawn, x.shape)) ** 2)
+
+    x = np.ones((8, 64), np.float32)
+    model = export_loss(loss_fn, {"w": np.ones(64, np.float32)}, (x,))
+    step = build_train_step(model, StepOptions())
+    (tmp_path / "step").write_bytes(compile_artifact(step, Target("cpu", "host", host_features())).data)
+    executor = IreeExecutor(tmp_path / "step", step.spec)
+    executor.load(model.initial("param"), {}, None)
+    np.testing.assert_allclose(executor.eval_step([x]), loss_fn(model.initial("param"), x), rtol=1e-5)
+    executor.close()

@@ -25,6 +25,9 @@ from planetary.core.errors import CompileError, TrustError
 from planetary.core.step import FunctionSpec, ProgramSpec, StepSpec
 from planetary.core.tensors import WeightBlocks
 
+_KEEP_CONSTANTS = "--iree-opt-const-expr-hoisting=false"
+"""For a step that draws random numbers: the keys of an evaluation are constants, and IREE 3.13 loads the parts of one
+that is split from a buffer that is not bound."""
 COMPILE_TIMEOUT_S = 1800.0
 _SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
 """For a step that recomputes activations: IREE would otherwise start some recomputation as soon as the inputs exist."""
@@ -120,6 +123,8 @@ def compile_artifact(
         text = ir.to_text(module)
     if recomputes:
         flags = [*flags, _SAVE_MEMORY]
+    if train_step.spec.keys:
+        flags = [*flags, _KEEP_CONSTANTS]
     return replace(entry, flags=flags).made(run_compiler(text, flags))
 
 

@@ -7,6 +7,7 @@ rounding, as the compiled gradient sums in another order.
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 import planetary
 from planetary.artifacts.store import BlobStore
+from planetary.core.errors import UserError
 from planetary.core.example_layout import column_name
 from planetary.core.tensors import host_dtype
 from planetary.data.reader import read_slice
@@ -180,3 +182,109 @@ def test_packed_transformer_is_a_plain_loop(tmp_path: Path, shared_cache: Path, 
     ]
     assert any(len(set(row)) > 2 for _, one in batches for row in one[1]), "no sequence has two documents"
     assert_equal(done, shared_cache, *plain_loop(loss_fn, params, batches, keyed=False))
+
+
+TORCH = """
+import numpy as np
+import torch
+from planetary.torch import from_torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = torch.nn.Embedding(9, 12), torch.nn.Linear(14, 3)
+    def forward(self, words, size, mask):
+        read = self.table(words) * mask[..., None]
+        mean = read.sum(1) / mask.sum(1, keepdim=True)
+        return self.out(torch.cat([torch.tanh(mean), size], 1))
+
+def loss(scores, label):
+    return torch.nn.functional.cross_entropy(scores, label.long())
+
+def make():
+    torch.manual_seed(0)
+    return Net()
+
+def build(batch_size):
+    words, size = np.zeros((batch_size, 5), np.int32), np.zeros((batch_size, 2), np.float32)
+    mask, label = np.ones((batch_size, 5), np.float32), np.zeros(batch_size, np.int32)
+    return from_torch(make(), (words, size, mask, label), loss)
+"""
+
+
+@pytest.mark.doors("torch", "torchax")
+def test_module_of_three_tensors_is_trained_as_by_pytorch(tmp_path: Path, shared_cache: Path) -> None:
+    torch: Any = pytest.importorskip("torch")
+    (tmp_path / "net.py").write_text(TORCH)
+    own = runpy.run_path(str(tmp_path / "net.py"))
+    rng = np.random.default_rng(4)
+    mask = (np.arange(5) < rng.integers(1, 6, (50, 1))).astype(np.float16)  # is taken as float32
+    words, size, label = rng.integers(0, 9, (50, 5)), rng.standard_normal((50, 2)), rng.integers(0, 3, 50)
+    np.savez(tmp_path / "d.npz", label=label.astype(np.uint8), words=words, mask=mask, size=size)
+    done = planetary.simulate(
+        tables_of({"source": f"{tmp_path / 'net.py'}:build"}, {"source": str(tmp_path / "d.npz")}),
+        workers=1,
+        cache=shared_cache,
+    )
+    net = own["make"]()
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
+    losses = []
+    for _, one in batches_in(done, shared_cache):
+        tensors = {name: torch.from_numpy(np.array(one[name])) for name in ("words", "size", "mask", "label")}
+        optimizer.zero_grad()
+        found = net(tensors["words"], tensors["size"], tensors["mask"].float())
+        loss = own["loss"](found, tensors["label"])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    expected = {name: value.detach().numpy() for name, value in net.named_parameters()}
+    assert set(done.params) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(done.params[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(done.losses, np.reshape(losses, (ROUNDS, STEPS)).mean(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("topology", ["star", "ring"])
+def test_examples_survive_faults_wherever_they_come_from(shared_cache: Path, topology: str) -> None:
+    """Workers that are killed and a gateway that is resumed train each lease once; the gateway may send examples."""
+    data = {"source": f"{HERE / 'column_models.py'}:Points", "delivery": "gateway"}
+    tables = tables_of({"source": f"{HERE / 'column_models.py'}:regression"}, data)
+    tables["train"]["rounds"] = 4
+    settings = {"sync.topology": topology, "fabric.workers": 2, "fabric.quorum": 2, "fabric.leases": "equal"}
+    faults = [planetary.Fault(2.0, "kill_worker", worker=1), planetary.Fault(3.0, "kill_gateway")]
+    sent = planetary.simulate(tables, overrides=settings, faults=faults, cache=shared_cache)
+    read = planetary.simulate(tables, overrides=settings | {"data.delivery": "path"}, cache=shared_cache)
+    assert (sent.outcome, read.outcome) == ("finished", "finished")
+    assert set(sent.faults) == {"kill_worker", "kill_gateway"}
+    assert sum(line.tokens for line in sent.metrics) == sent.metrics[-1].tokens_total
+    assert sent.metrics[-1].tokens_total == 4 * 2 * STEPS * BATCH
+    for name, values in read.params.items():
+        np.testing.assert_allclose(sent.params[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+LEAKY = """
+import jax.numpy as jnp
+from planetary.models import llama
+from planetary.models.context import WholeText
+
+def build(**options):
+    loss_fn, params, batch = llama.build(**options)
+    config = loss_fn.keywords["config"]
+    def leaky(params, tokens, segment_ids, positions, targets):
+        scores = llama.forward(params, tokens, config, WholeText(tokens))
+        return llama.cross_entropy(scores, targets)
+    return leaky, params, batch
+"""
+
+
+def test_model_that_reads_another_document_is_refused(tmp_path: Path, shared_cache: Path) -> None:
+    (tmp_path / "leaky.py").write_text(LEAKY)
+    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": f"text {number}"}) for number in range(300)))
+    options = {**llama.PRESETS["tiny"], "vocab_size": 256, "segments": True, "batch_size": BATCH}
+    data = {"source": str(tmp_path / "texts.jsonl"), "packing": True}
+    model = {"source": f"{tmp_path / 'leaky.py'}:build", "options": options}
+    with pytest.raises(UserError, match="scores for a document depend on the document before"):
+        planetary.simulate(tables_of(model, data, sequence_length=8), workers=1, cache=shared_cache)
+    plain = {"source": "planetary.models.llama:build", "options": {**options, "segments": False}}
+    with pytest.raises(UserError, match=r"the columns tokens: .*, segment_ids: .*, and the loss takes tokens: .*"):
+        planetary.simulate(tables_of(plain, data, sequence_length=8), workers=1, cache=shared_cache)

@@ -64,7 +64,8 @@ def from_torch(
 
     Args:
         module: a `torch.nn.Module` on the CPU.
-        example_batch: numpy arrays of the batch's shapes and types, the target last.
+        example_batch: numpy arrays of the batch's shapes and types, the target last. They are called like the
+            parameters of `forward`, and the target like the second parameter of `loss`.
         loss: `loss(output, target)` on torch tensors, one scalar, where `output` is the module's output for the batch
             without the last array. None: the module takes the whole batch and returns the loss.
 
@@ -77,7 +78,17 @@ def from_torch(
     from planetary.compiler.frontend.torch_loss import torch_loss
 
     whole, prefix = (module, "") if loss is None else (_with_loss(module, loss), "inner.")
-    return torch_loss(whole, prefix, example_batch)
+    found = torch_loss(whole, prefix, example_batch)
+    takes = [*_positional(module.forward)[: len(example_batch) - (loss is not None)]]
+    takes += [] if loss is None else _positional(loss)[1:2]
+    if len(takes) == len(example_batch):
+        vars(found[0])["planetary_batch"] = takes
+    return found
+
+
+def _positional(function: Callable[..., Any]) -> list[str]:
+    given = inspect.signature(function).parameters.values()
+    return [one.name for one in given if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
 
 
 def _check_module(module: Any) -> None:

@@ -22,6 +22,7 @@ from planetary.data.chat.documents import chat_documents
 from planetary.data.chat.records import chat_of
 from planetary.data.tokenizer import JsonTokenizer, load_tokenizer
 from planetary.models.layers import cross_entropy
+from planetary.run.handle import Run
 from planetary.run.model.evaluation import ModelEvaluation, SetEvaluation, evaluate_folder
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_folder, load_trained
@@ -82,6 +83,17 @@ def test_values_are_those_of_a_plain_loop(tmp_path: Path, run: Path) -> None:
     without = [(nats - own.sum()) / (count - own.size) for own in each]
     spread = math.sqrt((len(each) - 1) * np.var(without))
     assert one.values["loss"].error == pytest.approx(spread, rel=1e-4)
+
+
+def test_a_run_is_evaluated_from_python(tmp_path: Path, run: Path) -> None:
+    source = text_file(tmp_path).source
+    (run / "events.jsonl").touch()
+    found = Run.open(run).evaluate({"text": source}, ["bits_per_byte"], round=3, cache=tmp_path)
+    expected = only(evaluated(run, tmp_path, "bits_per_byte", text=text_file(tmp_path)))
+    assert found == {"text": {name: value.value for name, value in expected.values.items()}}
+    (tmp_path / "bad.py").write_text("def bad(rows):\n    1 / 0\n")
+    with pytest.raises(UserError, match="set text: metric bad fails: ZeroDivisionError"):
+        Run.open(run).evaluate({"text": source}, [f"{tmp_path}/bad.py:bad"], cache=tmp_path)
 
 
 def test_own_held_out_part_has_the_loss_of_the_training_step(tmp_path: Path, run: Path) -> None:

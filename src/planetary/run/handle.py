@@ -18,6 +18,7 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_latest
 from planetary.core.config import Config, load_config
+from planetary.core.configuration.schema import DataSource
 from planetary.core.errors import PeerError, ResourceError, UserError
 from planetary.core.places import cache_folder
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, holder_of
@@ -250,6 +251,34 @@ class Run:
         """
         options = SamplingOptions(temperature=temperature, top_k=top_k, seed=seed)
         return "".join(self._model(round, experts).continue_text(prompt, options, max_tokens))
+
+    def evaluate(
+        self,
+        data: Mapping[str, str | os.PathLike[str]] | None = None,
+        metrics: Sequence[str] = (),
+        *,
+        round: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
+    ) -> dict[str, dict[str, float]]:
+        """Return the value of each metric on each named set, as `planetary evaluate` does: `found["notes"]["loss"]`.
+
+        Args:
+            data: name -> source as of `data.source`; by default the run's own held-out part, `held_out`.
+            metrics: names, or "file.py:Name"; by default loss, perplexity, bits_per_byte and accuracy.
+            round: whose checkpoint is used; by default the newest.
+            cache: of prepared data.
+
+        Raises:
+            UserError: no checkpoint, a set or a metric that does not fit, or a metric that fails.
+        """
+        from planetary.run.model.evaluation import evaluate_folder
+
+        sources = {name: DataSource(os.fspath(source), text_key="text") for name, source in (data or {}).items()}
+        path = self._checkpoint_path(round) if round is not None else None
+        found = next(evaluate_folder(self.folder, sources, metrics, cache=cache_folder(cache), checkpoint=path))
+        if failed := [f"set {one.name}: {why}" for one in found.sets for why in one.failed.values()]:
+            raise UserError("; ".join(failed))
+        return {one.name: {metric: value.value for metric, value in one.values.items()} for one in found.sets}
 
     def save_pretrained(
         self, folder: str | os.PathLike[str], *, round: int | None = None, dtype: str | None = None, force: bool = False

@@ -22,8 +22,8 @@ CALLS = (
 RECORDS = (
     "planetary.fleet.protocol.status:RunStatus",
     "planetary.fleet.protocol.status:WorkerStatus",
-    "planetary.runs.rounds.status:TrainingStatus",
-    "planetary.runs.rounds.status:TrainerStatus",
+    "planetary.runs.rounds.training_status:TrainingStatus",
+    "planetary.runs.rounds.training_status:TrainerStatus",
     "planetary.runs.serve.status:ServingStatus",
     "planetary.runs.rounds.metrics:Figure",
     "planetary.runs.rounds.metrics:RoundMetrics",

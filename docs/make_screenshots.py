@@ -19,7 +19,7 @@ from small_training import small_training
 
 from planetary.core.config import to_toml
 from planetary.monitor.dashboard import Dashboard
-from planetary.runs.rounds.status import TrainingStatus
+from planetary.runs.rounds.training_status import TrainingStatus
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 

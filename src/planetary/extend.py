@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from planetary.core.errors import ProtocolError, UserError
     from planetary.core.schedules import Curve
     from planetary.core.tensors import TensorSpec
+    from planetary.data.document import Document
     from planetary.data.files import SourceFile
-    from planetary.data.formats import Document
     from planetary.data.kinds import DataFormat
     from planetary.data.metrics import Metric, ScoredRows
     from planetary.monitor.sinks.sink import Sink

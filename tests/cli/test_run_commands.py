@@ -23,7 +23,7 @@ from planetary.net.invite import read, verify
 from planetary.run.results import write_results
 from planetary.run.status_source import status_source
 from planetary.runs.rounds.metrics import RoundMetrics
-from planetary.runs.rounds.status import TrainingStatus
+from planetary.runs.rounds.training_status import TrainingStatus
 
 
 def event(name: str, t: float, **fields: object) -> str:

@@ -6,7 +6,8 @@ from planetary.runs.mixture.messages import RunProgress, SaveShard
 from planetary.runs.rl.messages import PolicyWeights, SampleRollouts
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.metrics import RoundMetrics
-from planetary.runs.rounds.traffic import RoundTraffic, TrainingTraffic
+from planetary.runs.rounds.traffic import RoundTraffic
+from planetary.runs.rounds.training_traffic import TrainingTraffic
 
 
 def round_metrics(number: int) -> RoundMetrics:

@@ -9,7 +9,7 @@ import msgspec
 from planetary.fleet.protocol.kind_reader import FORMAT
 from planetary.monitor.run_folder import RunFacts, RunHistory
 from planetary.runs.rounds.metrics import RoundMetrics
-from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
+from planetary.runs.rounds.training_status import TrainerStatus, TrainingStatus
 
 PARAMS = 1000
 

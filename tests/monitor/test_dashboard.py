@@ -13,7 +13,7 @@ from run_story import status
 from planetary.core.errors import ResourceError, UserError
 from planetary.monitor.dashboard import Dashboard
 from planetary.run.status_source import status_source
-from planetary.runs.rounds.status import TrainingStatus
+from planetary.runs.rounds.training_status import TrainingStatus
 
 
 def get(url: str, method: str = "GET") -> tuple[str, bytes]:

@@ -10,7 +10,7 @@ from run_story import status
 
 from browser import Browser, start_browser
 from planetary.monitor.dashboard import Dashboard
-from planetary.runs.rounds.status import TrainingStatus
+from planetary.runs.rounds.training_status import TrainingStatus
 from planetary.site.placement.status import HubSiteStatus, HubStatus, PlacedJobStatus
 
 pytestmark = pytest.mark.processes

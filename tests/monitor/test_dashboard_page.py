@@ -18,7 +18,7 @@ from run_story import status
 from planetary.fleet.protocol.status import RunStatus, WorkerStatus
 from planetary.runs.mixture.status import MixtureMetrics, MixtureStatus, ShardMetrics
 from planetary.runs.rounds.metrics import Figure
-from planetary.runs.rounds.status import TrainerStatus
+from planetary.runs.rounds.training_status import TrainerStatus
 from planetary.runs.serve.status import ServerLoad, ServingStatus
 
 RUNS_THE_SCRIPT = Path(__file__).with_name("page_in_node.js")

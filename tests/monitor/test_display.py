@@ -14,7 +14,7 @@ from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.status_text import status_text
 from planetary.runs.rl.status import PolicyMetrics
 from planetary.runs.rounds.metrics import Figure, KindMetrics, figures_of
-from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
+from planetary.runs.rounds.training_status import TrainerStatus, TrainingStatus
 
 AT_80_COLUMNS = """\
 ╭─ planetary · demo ───────────────────────────────────────────────────────────╮

@@ -23,7 +23,7 @@ from planetary.monitor.run_folder import (
 )
 from planetary.monitor.screen import plain_lines
 from planetary.runs.mixture.status import MixtureMetrics, MixtureReport, MixtureStatus, ShardMetrics
-from planetary.runs.rounds.status import TrainingStatus
+from planetary.runs.rounds.training_status import TrainingStatus
 
 
 def write_folder(folder: Path, *, events: list[dict] = EVENTS + ENDING) -> Path:

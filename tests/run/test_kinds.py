@@ -21,7 +21,7 @@ from planetary.net.client import Trust, connect
 from planetary.net.handshake import say_hello
 from planetary.run import kinds
 from planetary.run.simulate import simulation_of
-from planetary.runs.rounds.status import TrainingStatus
+from planetary.runs.rounds.training_status import TrainingStatus
 from planetary.version import __version__
 
 

@@ -18,34 +18,16 @@ from pathlib import PurePosixPath
 from types import ModuleType
 from typing import IO, Any, TypeAlias
 
-import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
 from planetary.core.tensors import host_dtype
+from planetary.data.document import Document
 from planetary.data.files import CHUNK_BYTES, SourceFile
 
 _ROWS = 1024  # table rows per read
 _MEMBER_TEXTS = (".txt", ".text", ".md")
 _MEMBER_RECORDS = (".json", ".jsonl", ".ndjson")
-
-
-class Document(msgspec.Struct, frozen=True):
-    """A text, or a part of one that continues in the next document of the same name.
-
-    Attributes:
-        name: key of the decision whether the whole text is held out.
-        text: in UTF-8, or any bytes.
-        last: the text ends here.
-        trained: spans of characters whose tokens are targets, ascending; None: all tokens are.
-        is_exact: a span ends where it says; else before the white space behind a special token.
-    """
-
-    name: str
-    text: bytes
-    last: bool = True
-    trained: tuple[tuple[int, int], ...] | None = None
-    is_exact: bool = True
 
 
 Documents: TypeAlias = Callable[[IO[bytes], SourceFile, str], Iterator[Document]]

@@ -27,8 +27,8 @@ from planetary.core.extension_points import FORMATS
 from planetary.core.registry import Chosen
 from planetary.data import formats
 from planetary.data.chat.records import Chat, chat_of
-from planetary.data.files import HEAD_BYTES, SUPPORTED, SourceFile, open_file, peeked
-from planetary.data.formats import Document
+from planetary.data.document import Document
+from planetary.data.files import HEAD_BYTES, SUPPORTED, SourceFile, files_of, open_file, peeked, telling
 
 
 class DataFormat:
@@ -504,3 +504,20 @@ def open_kind(file: SourceFile, declared: str = "") -> Iterator[tuple[DataFormat
     """Open a file without compression; yield the kind, and all bytes from the start. Raises as `kind_of`."""
     with open_file(file) as (head, stream):
         yield kind_of(head, file, declared), stream
+
+
+def rows_of(source: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of a path, folder, pattern or URL of JSON, CSV, TSV, Parquet or Arrow files, in order.
+
+    Raises:
+        UserError: a file is of another kind or damaged, or a record is no table of fields; it is named.
+    """
+    with telling(source):
+        for file in files_of(source):
+            with open_kind(file) as (kind, stream):
+                if not kind.has_records:
+                    raise UserError(f"{file.url} is {kind.title}: expected .jsonl, .json, .csv, .tsv, parquet or arrow")
+                for where, record in kind.records(stream, file):
+                    if not isinstance(record, dict):
+                        raise UserError(f"{where}: expected an object, found {type(record).__name__}")
+                    yield record

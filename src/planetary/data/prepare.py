@@ -25,7 +25,7 @@ from planetary.core.errors import ResourceError, UserError
 from planetary.core.example_layout import ExampleLayout
 from planetary.core.tensors import host_dtype
 from planetary.core.token_slice import array_dtype, element_bytes
-from planetary.data.formats import Document
+from planetary.data.document import Document
 from planetary.data.packing import Packer
 from planetary.data.prepared_data import PreparedData
 from planetary.data.recipe import FORMAT, Recipe, RecipePart, recipe_of

@@ -17,8 +17,8 @@ from planetary.core.example_layout import ExampleLayout
 from planetary.core.extension_points import FORMATS
 from planetary.data.chat.documents import ChatDocuments, chat_documents
 from planetary.data.columns import ColumnSource, column_source
+from planetary.data.document import Document
 from planetary.data.files import SourceFile
-from planetary.data.formats import Document
 from planetary.data.kinds import holds_tokens
 from planetary.data.packing import packed_layout
 from planetary.data.sources import STDLIB, SourceContents, documents, source_contents

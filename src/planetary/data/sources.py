@@ -12,16 +12,15 @@ import sysconfig
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from planetary.core.errors import ResourceError, UserError
+from planetary.core.errors import ResourceError
 from planetary.data.chat.documents import ChatDocuments
 from planetary.data.chat.records import is_chat
-from planetary.data.files import CHUNK_BYTES, SourceFile, files_of, open_raw, telling
-from planetary.data.formats import Document
+from planetary.data.document import Document
+from planetary.data.files import CHUNK_BYTES, SourceFile, files_of, open_raw
 from planetary.data.kinds import CHAT_NOTATIONS, kind_named, open_kind, refuse_mixed
 
 STDLIB = "stdlib"
@@ -160,23 +159,6 @@ def tokens(contents: SourceContents) -> Iterator[np.ndarray]:
     for file, name in zip(contents.files, contents.kinds, strict=True):
         with open_kind(file, name) as (kind, stream):
             yield from kind.tokens(stream, file)
-
-
-def rows_of(source: str) -> Iterator[dict[str, Any]]:
-    """Yield the records of a path, folder, pattern or URL of JSON, CSV, TSV, Parquet or Arrow files, in order.
-
-    Raises:
-        UserError: a file is of another kind or damaged, or a record is no table of fields; it is named.
-    """
-    with telling(source):
-        for file in files_of(source):
-            with open_kind(file) as (kind, stream):
-                if not kind.has_records:
-                    raise UserError(f"{file.url} is {kind.title}: expected .jsonl, .json, .csv, .tsv, parquet or arrow")
-                for where, record in kind.records(stream, file):
-                    if not isinstance(record, dict):
-                        raise UserError(f"{where}: expected an object, found {type(record).__name__}")
-                    yield record
 
 
 # --- the standard library -----------------------------------------------------------------------------------

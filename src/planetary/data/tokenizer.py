@@ -13,7 +13,7 @@ import numpy as np
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import PlanetaryError, UserError
-from planetary.data.formats import Document
+from planetary.data.document import Document
 from planetary.data.token_bytes import BYTE_VALUES, TokenBytes, byte_letters
 from planetary.data.tokenizer_settings import TokenizerSettings, read_settings
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from planetary.core.printable import one_line
 from planetary.fleet.protocol.status import FINAL_STATES, RunStatus
 from planetary.monitor import human_numbers as human
-from planetary.runs.rounds.status import TrainerStatus, TrainingStatus, training_of
+from planetary.runs.rounds.training_status import TrainerStatus, TrainingStatus, training_of
 
 MAX_WIDTH = 100
 """Wider terminals get a panel of this many columns: longer lines are no easier to read."""

@@ -15,7 +15,7 @@ from planetary.fleet.protocol.status import MOST_EVENTS, RunStatus
 from planetary.machine.journal import Record, replay
 from planetary.monitor.run_folder import RunHistory
 from planetary.runs.rounds.news import TrainingNews
-from planetary.runs.rounds.status import TrainingStatus
+from planetary.runs.rounds.training_status import TrainingStatus
 
 
 def status_of(history: RunHistory) -> RunStatus:

@@ -14,7 +14,7 @@ import msgspec
 from planetary.artifacts.store import write_atomically
 from planetary.monitor.run_folder import Event, RunFacts, RunHistory
 from planetary.runs.rounds.metrics import ContributionMetrics, KindReport, RoundMetrics
-from planetary.runs.rounds.status import TrainingReader
+from planetary.runs.rounds.training_status import TrainingReader
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):

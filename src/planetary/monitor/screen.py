@@ -11,7 +11,7 @@ from planetary.core.clock import Clock, SystemClock
 from planetary.core.printable import one_line
 from planetary.fleet.protocol.status import FINAL_STATES, Leave, RunStatus
 from planetary.monitor import human_numbers as human
-from planetary.runs.rounds.status import TrainingStatus, training_of
+from planetary.runs.rounds.training_status import TrainingStatus, training_of
 
 _LEFT = frozenset(get_args(Leave))
 _PRESENT = frozenset({"ready", "training", "evaluating", "serving"})

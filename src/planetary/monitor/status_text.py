@@ -5,7 +5,7 @@ from __future__ import annotations
 from planetary.core.printable import one_line
 from planetary.fleet.protocol.status import FINAL_STATES, RunStatus
 from planetary.monitor import human_numbers as human
-from planetary.runs.rounds.status import TrainerStatus, TrainingStatus, training_of
+from planetary.runs.rounds.training_status import TrainerStatus, TrainingStatus, training_of
 
 _COLUMNS = ("worker", "state", "round", "step", "loss", "a step", "transfers", "share", "last result", "lost", "device")
 _NUMBERS = frozenset(_COLUMNS[2:10])

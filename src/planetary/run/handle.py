@@ -29,7 +29,7 @@ from planetary.run.metrics import Metrics, RoundRewards, rewards_of
 from planetary.run.processes.local_run import STOP_LIMIT_S, LocalRun, LocalRunOptions, Outcome
 from planetary.run.processes.round_observer import OnRound, RoundObserver
 from planetary.run.status_source import status_source
-from planetary.runs.rounds.status import TrainingStatus, training_of
+from planetary.runs.rounds.training_status import TrainingStatus, training_of
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.scheduling.sampling import USUAL, USUAL_TOKENS, SamplingOptions
 

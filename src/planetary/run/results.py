@@ -12,7 +12,7 @@ from planetary.artifacts.checkpoint import list_checkpoints
 from planetary.core.errors import PlanetaryError, ResourceError
 from planetary.core.printable import command_line
 from planetary.fleet.gateway.run_files import CHECKPOINTS, has_run
-from planetary.runs.rounds.status import TrainingReader
+from planetary.runs.rounds.training_status import TrainingReader
 
 if TYPE_CHECKING:
     from planetary.fleet.protocol.events import Finish

@@ -16,11 +16,12 @@ from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
 from planetary.data.bigram import bigram_baseline
 from planetary.data.chat.records import chat_of
+from planetary.data.kinds import rows_of
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import IGNORED, batches, counted, read_slice
 from planetary.data.recipe import recipe_of
-from planetary.data.sources import rows_of, source_contents
+from planetary.data.sources import source_contents
 
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 TOOLS = [{"type": "function", "function": {"name": "add"}}]

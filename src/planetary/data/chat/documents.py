@@ -16,7 +16,7 @@ from planetary.core.errors import UserError
 from planetary.data.chat.messages import TRAINING_DAY, Sample
 from planetary.data.chat.records import Chat
 from planetary.data.chat.renderer import ChatRenderer
-from planetary.data.formats import Document
+from planetary.data.document import Document
 from planetary.data.tokenizer_settings import read_settings, read_template
 from planetary.net.loop_thread import LoopThread
 

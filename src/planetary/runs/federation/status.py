@@ -12,7 +12,7 @@ from planetary.runs.federation.messages import SiteTerms
 from planetary.runs.federation.records import SiteRoundsRecord, SiteState
 from planetary.runs.rounds.records import RoundsRecord
 from planetary.runs.rounds.state import ControllerState
-from planetary.runs.rounds.status import TrainingReader, TrainingStatus, status_of_files
+from planetary.runs.rounds.training_status import TrainingReader, TrainingStatus, status_of_files
 
 HUB_READER = TrainingReader(
     name="hub",

@@ -10,7 +10,7 @@ import msgspec
 
 from planetary.runs.mixture.records import MixtureRecord, MixtureState
 from planetary.runs.rounds.metrics import KindMetrics, KindReport, RoundMetrics
-from planetary.runs.rounds.status import TrainingReader, TrainingStatus, status_of_files
+from planetary.runs.rounds.training_status import TrainingReader, TrainingStatus, status_of_files
 
 
 class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):

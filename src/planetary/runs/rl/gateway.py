@@ -59,8 +59,8 @@ from planetary.runs.rounds import events as e
 from planetary.runs.rounds.news import TrainingNews
 from planetary.runs.rounds.progress import training_status
 from planetary.runs.rounds.records import RoundClosed, RoundFinished
-from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
-from planetary.runs.rounds.traffic import TrainingTraffic
+from planetary.runs.rounds.training_status import TrainerStatus, TrainingStatus
+from planetary.runs.rounds.training_traffic import TrainingTraffic
 from planetary.sync.contributions import check_contribution
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage

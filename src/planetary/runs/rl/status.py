@@ -8,7 +8,7 @@ import msgspec
 
 from planetary.runs.rl.records import ReinforcementRecord, ReinforcementState
 from planetary.runs.rounds.metrics import KindMetrics, KindPicture
-from planetary.runs.rounds.status import TrainingReader, TrainingStatus, status_of_files
+from planetary.runs.rounds.training_status import TrainingReader, TrainingStatus, status_of_files
 
 
 class PolicyMetrics(KindMetrics, frozen=True, kw_only=True, tag="reinforcement"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from planetary.fleet.gateway.status import base_status
 from planetary.runs.rounds.fold import TrainingFold
-from planetary.runs.rounds.status import TrainingStatus, with_progress
+from planetary.runs.rounds.training_status import TrainingStatus, with_progress
 
 if TYPE_CHECKING:
     from planetary.fleet.gateway.gateway import Gateway

@@ -9,7 +9,7 @@ import msgspec
 from planetary.fleet.protocol.status import WorkerStatus
 from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.status import FederationStanding, InFederation
-from planetary.runs.rounds.status import training_of
+from planetary.runs.rounds.training_status import training_of
 from planetary.site.api.group import SiteGroup
 from planetary.site.hosted_run import HostedRun
 from planetary.site.placed_work import PlacedWork

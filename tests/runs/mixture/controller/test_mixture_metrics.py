@@ -15,7 +15,7 @@ from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.records import FragmentAdvanced, ShardKept, SurrogatesRefreshed
 from planetary.runs.mixture.training.replicas import held_shards
-from planetary.runs.rounds.status import TrainerStatus
+from planetary.runs.rounds.training_status import TrainerStatus
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from planetary.runs.rounds.gateway.status import status_of
 from planetary.runs.rounds.gateway.topology import StarGateway
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
-from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
+from planetary.runs.rounds.training_status import TrainerStatus, TrainingStatus
 from planetary.sync.outer import published_params
 
 HUB = "hub"  # folder in the run folder

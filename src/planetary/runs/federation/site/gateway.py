@@ -26,7 +26,7 @@ from planetary.runs.federation.status import SITE_READER, FederationStanding
 from planetary.runs.rounds.gateway.gateway import RoundsRun, RoundsSetup
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
-from planetary.runs.rounds.status import TrainingStatus
+from planetary.runs.rounds.training_status import TrainingStatus
 from planetary.runs.rounds.worker.events import TrainingDone
 
 

@@ -72,8 +72,8 @@ from planetary.runs.rounds.news import TrainingNews
 from planetary.runs.rounds.preparation.run_step import own_record, step_news
 from planetary.runs.rounds.progress import training_status
 from planetary.runs.rounds.records import Mark, RoundFinished
-from planetary.runs.rounds.status import TrainerStatus
-from planetary.runs.rounds.traffic import TrainingTraffic
+from planetary.runs.rounds.training_status import TrainerStatus
+from planetary.runs.rounds.training_traffic import TrainingTraffic
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
 

@@ -10,7 +10,7 @@ import numpy as np
 from planetary.core.errors import UserError
 from planetary.core.extension_points import TASKS
 from planetary.core.registry import Chosen
-from planetary.data.sources import rows_of
+from planetary.data.kinds import rows_of
 from planetary.runs.rl.environments.tasks import Problem, Task
 
 _HELD_OUT = 1  # the stream of random numbers that held-out prompts are drawn from

@@ -19,7 +19,7 @@ from planetary.fleet.protocol.sessions import Phase
 from planetary.fleet.protocol.status import RunState, WorkerState
 from planetary.runs.rounds.progress import training_status
 from planetary.runs.rounds.sessions import Trainer
-from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
+from planetary.runs.rounds.training_status import TrainerStatus, TrainingStatus
 
 if TYPE_CHECKING:
     from planetary.fleet.gateway.gateway import Gateway

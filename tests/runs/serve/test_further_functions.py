@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ from planetary.core.tensors import Tensors
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker.events import RoleConnected
 from planetary.runs.serve.further_functions import AddFunctions, Extension
-from planetary.runs.serve.messages import FunctionsChecked, FurtherFunctions, ServingReady
+from planetary.runs.serve.messages import ComputeCall, FunctionsChecked, FurtherFunctions, ServingReady
 from planetary.runs.serve.role import LoadedModel, ServingRole
 
 FIRST, SECOND = FurtherFunctions("1", ("decode_b4_p8",)), FurtherFunctions("2", ("decode_b8_p8",))
@@ -52,3 +53,32 @@ def test_functions_are_fetched_checked_and_told(refused: str) -> None:
         role.close()
     assert added == ([SECOND] if refused else [FIRST, SECOND])
     assert sent.empty()
+
+
+def test_call_waits_for_one_comparison_alone() -> None:
+    sent: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def send(message: m.Message, tensors: Tensors | None) -> None:
+        sent.put(message)
+
+    def add(one: FurtherFunctions) -> None:
+        begun.set()
+        assert may_end.wait(60)
+
+    ready = ServingReady(artifact="a", weights="w", device="", verified="")
+    without_model = cast("LoadedModel", cast("Any", None))
+    role = ServingRole(without_model, ready, send, Extension(lambda digest: True, add))
+    call = ComputeCall(call=7, function="decode_b1_p8", tokens=((1,),), starts=(0,), page_tables=((1,),), full=False)
+    try:
+        role.carry_out(AddFunctions((FIRST, SECOND)))
+        assert begun.wait(60)
+        role.received(1, call, {})
+        may_end.set()
+        assert isinstance(sent.get(timeout=60), FunctionsChecked)
+        failed = sent.get(timeout=60)  # there is no model
+        assert isinstance(failed, m.TaskFailed)
+        assert failed.task == 7
+        assert isinstance(sent.get(timeout=60), FunctionsChecked)
+    finally:
+        role.close()

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -81,6 +82,13 @@ def load(job: ServingJob, place: Workplace) -> Role:
     verified = checked(job.artifact, shape.first_calls)
     ready = ServingReady(artifact=job.artifact, weights=job.weights, device=device, verified=verified)
     return ServingRole(model, ready, place.send, Extension(place.store.has, add))
+
+
+IDLE_S = 0.05
+"""Further functions are compared when no call came for so long, or after the pause of `PAUSE_FACTOR`."""
+PAUSE_FACTOR = 3.0
+"""Pause after a comparison, in durations of it: calls wait for one of them, and for a quarter of the
+time."""
 
 
 class GatheredSequences(msgspec.Struct, frozen=True):
@@ -271,9 +279,21 @@ class ServingRole:
         self._thread.join()
 
     def _run(self) -> None:
-        while (message := self._calls.get()) is not None:
+        further: deque[FurtherFunctions] = deque()
+        again_at = 0.0
+        while True:
+            wait = min(IDLE_S, max(0.0, again_at - time.monotonic())) if further else None
+            try:
+                message = self._calls.get(timeout=wait)
+            except queue.Empty:
+                began = time.monotonic()
+                self._extend(further.popleft())
+                again_at = time.monotonic() + PAUSE_FACTOR * (time.monotonic() - began)
+                continue
+            if message is None:
+                return
             if isinstance(message, FurtherFunctions):
-                self._extend(message)
+                further.append(message)
                 continue
             following: ComputeCall | None = message
             while following is not None:

@@ -105,7 +105,10 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path, monkeypatch: pytest.
     path = file_of(tmp_path, {"general.architecture": "rwkv7"})
     with pytest.raises(UserError, match=r"model\.gguf: general\.architecture is 'rwkv7'; GGUF files can be of 'llama'"):
         pretrained_folder(path)
-    path = file_of(tmp_path, {"general.architecture": "llama", "tokenizer.ggml.model": "bert"})
+    path = file_of(tmp_path, {"general.architecture": "llama", "llama.expert_count": 8})
+    with pytest.raises(UserError, match=r"llama\.expert_count is 8, a setting that is not known here"):
+        pretrained_folder(path)
+    path = file_of(tmp_path, {"general.architecture": "llama", "tokenizer.ggml.model": "bert", "x.y": 1})
     with pytest.raises(UserError, match=r"tokenizer\.ggml\.tokens is no list of texts"):
         pretrained_folder(path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,25 @@ def test_keys_that_would_change_numbers_are_refused(changed: dict[str, Any], tex
     family = next(family for family in FAMILIES if family.model_type == changed["model_type"])
     with pytest.raises(UserError, match=text):
         family.options({**SIZES, **changed})
+
+
+JUNK: list[Any] = ["x", -1, 0, 10**30, 1.5, float("nan"), True, None, [], ["x"], {}, {"x": 1}]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_junk_in_a_key_is_an_error_of_the_user(family: Any) -> None:
+    sizes = dict.fromkeys(family.sizes.values(), 4)
+    options = {**dict.fromkeys(family.sizes, 4), **PLAIN.get(family.source, {}), **family.form}
+    options |= {name: absent for name, (_, absent) in family.keys.items()}
+    options |= {"n_kv_head": 2, "rope_base": 1e4, "sequence_length": 8, "score_scale": 0.5}
+    if family.model_type in {"opt", "gpt_neox"}:
+        options["activation"] = "relu"
+    whole = family.published({**options, "head_size": 4})
+    assert family.describes(family.options({**sizes, **whole}))
+    for key in whole:
+        for value in JUNK:
+            with contextlib.suppress(UserError):
+                family.options({**sizes, **whole, key: value})
 
 
 def test_plain_options_are_the_defaults_of_the_models() -> None:

@@ -16,6 +16,7 @@ from planetary.core.configuration.published_values import (
     read_number,
     read_rope,
     read_size,
+    read_table,
     require_only,
     written_rope,
 )
@@ -131,8 +132,9 @@ class Family:
 
     def read(self, published: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options that need more than a key; `options`: those that do not."""
-        found = {"n_kv_head": published.get("num_key_value_heads") or options["n_head"]}
-        width = published.get("head_dim")
+        given = {name: value for name, value in published.items() if value is not None}
+        found = {"n_kv_head": read_size({"num_key_value_heads": options["n_head"], **given}, "num_key_value_heads")}
+        width = read_size(given, "head_dim") if "head_dim" in given else None
         found |= {"head_size": width} if width not in (None, options["n_embd"] // options["n_head"]) else {}
         return {**found, **read_rope(published, options["n_position"], self.theta)}
 
@@ -269,6 +271,9 @@ class Qwen3(_Biased):
         return super().read({"head_dim": 128, **published}, options)
 
 
+_FULL, _NEAR = "full_attention", "sliding_attention"
+
+
 class Gemma2(_Biased):
     """Gemma 2: norms around attention and MLP, bounded scores, a window in every other layer."""
 
@@ -287,23 +292,26 @@ class Gemma2(_Biased):
     every: ClassVar[int] = 2  # a layer of so many sees all tokens
 
     def read(self, published: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        usual = ["full_attention" if i % self.every == 0 else "sliding_attention" for i in self._layers(options)]
-        kinds = published.get("layer_types") or usual
-        if len(kinds) != len(usual) or not {"full_attention", "sliding_attention"}.issuperset(map(str, kinds)):
-            raise UserError(
-                f"layer_types is {kinds!r:.80}: expected full_attention or sliding_attention for each layer"
-            )
-        full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+        every = read_size({"sliding_window_pattern": self.every, **published}, "sliding_window_pattern")
+        every = self.every if self.model_type == "gemma2" else every
+        kinds = published.get("layer_types") or [_FULL if i % every == 0 else _NEAR for i in self._layers(options)]
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != options["n_layer"]
+            or not {_FULL, _NEAR}.issuperset(map(str, kinds))
+        ):
+            raise UserError(f"layer_types is {kinds!r:.80}: expected {_FULL!r} or {_NEAR!r} for each layer")
+        full = [i for i, kind in enumerate(kinds) if kind == _FULL]
         window = {"window": read_size({"sliding_window": 4096, **published}, "sliding_window"), "full_layers": full}
         return {
             **super().read({"head_dim": 256, **published}, options),
             **(window if len(full) < len(kinds) else {}),
-            "score_scale": read_number(published, "query_pre_attn_scalar", 256.0) ** -0.5,
+            "score_scale": read_size({"query_pre_attn_scalar": 256, **published}, "query_pre_attn_scalar") ** -0.5,
         }
 
     def published_only(self, options: Mapping[str, Any]) -> dict[str, Any]:
         full = options.get("full_layers", ()) if options.get("window") else [i - 1 for i in self._layers(options)]
-        kinds = ["full_attention" if i - 1 in full else "sliding_attention" for i in self._layers(options)]
+        kinds = [_FULL if i - 1 in full else _NEAR for i in self._layers(options)]
         return {
             **super().published_only(options),
             "sliding_window": options.get("window") or 4096,
@@ -329,21 +337,21 @@ class Gemma3(Gemma2):
     every, theta = 6, 1_000_000.0
 
     def read(self, published: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        both = published.get("rope_parameters") or {}
-        local = {"rope_theta": published.get("rope_local_base_freq", 10_000.0), **(both.get("sliding_attention") or {})}
+        both = read_table(published, "rope_parameters")
+        local = {"rope_theta": published.get("rope_local_base_freq", 10_000.0), **read_table(both, _NEAR)}
         near = read_rope({"rope_parameters": local}, options["n_position"], 10_000.0)
         if near.get("rope_scaling"):
             raise UserError(
                 f"rotary positions of layers with a window are {local!r:.80}: the model here has plain ones"
             )
-        far = {**published, "rope_parameters": both.get("full_attention") or {}}
+        far = {**published, "rope_parameters": read_table(both, _FULL)}
         found = super().read(far, options)
         return {**found, **({"window_rope_base": near["rope_base"]} if "window" in found else {})}
 
     def published_only(self, options: Mapping[str, Any]) -> dict[str, Any]:
         found, near = super().published_only(options), options.get("window_rope_base") or 10_000.0
         local = {"rope_type": "default", "rope_theta": near}
-        both = {"full_attention": found["rope_parameters"], "sliding_attention": local}
+        both = {_FULL: found["rope_parameters"], _NEAR: local}
         return {**found, "rope_parameters": both, "rope_local_base_freq": near}
 
 
@@ -510,7 +518,7 @@ class Qwen3Moe(_Biased):
 
 def _read_activation(published: Mapping[str, Any], name: str, absent: str) -> str:
     value = published.get(name, absent)
-    if value not in _ACTIVATIONS:
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
         raise UserError(f"{name} is {value!r}: the model here has {', '.join(map(repr, _ACTIVATIONS))}")
     return _ACTIVATIONS[value]
 

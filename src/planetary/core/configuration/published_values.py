@@ -56,8 +56,8 @@ def read_rope(published: Mapping[str, Any], n_position: int, theta: float, part:
     Raises:
         UserError: the model here has no such positions.
     """
-    rope = {"rope_theta": published.get("rope_theta", theta), **_table(published, "rope_scaling")}
-    rope |= _table(published, "rope_parameters")
+    rope = {"rope_theta": published.get("rope_theta", theta), **read_table(published, "rope_scaling")}
+    rope |= read_table(published, "rope_parameters")
     found: dict[str, Any] = {"rope_base": read_number(rope, "rope_theta")}
     del rope["rope_theta"]
     turning = rope.pop("partial_rotary_factor", None)
@@ -96,7 +96,8 @@ def written_rope(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _table(published: Mapping[str, Any], name: str) -> dict[str, Any]:
+def read_table(published: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return an object; an empty one where there is none. Raises `UserError`."""
     value = published.get(name)
     if value is not None and not isinstance(value, dict):
         raise UserError(f"{CONFIG_FILE} says {name} is {value!r}: expected an object, or null")

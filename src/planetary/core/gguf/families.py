@@ -26,7 +26,15 @@ _OTHERS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
 }
+_KNOWN = (
+    *("vocab_size", "tensor_data_layout", "attention.value_length", "attention.sliding_window_pattern"),
+    *("rope.dimension_count", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
+    *("rope.scaling.finetuned", "attention.causal"),
+)
+"""Other settings that are read, or change no numbers."""
+_NOTHING = (0, False, "", "none")
 _NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -74,9 +82,13 @@ class GgufFamily(msgspec.Struct, frozen=True):
         """Return the `config.json` of a file with these settings and shapes of tensors."""
         prefix = f"{self.architecture}."
         found: dict[str, Any] = {"model_type": self.model_type, "dtype": "float32", "torch_dtype": "float32"}
-        for key, name in {**_SIZES, **_OTHERS}.items():
-            if (value := metadata.get(prefix + key)) is not None:
+        for key, value in metadata.items():
+            name = {**_SIZES, **_OTHERS}.get(key.removeprefix(prefix))
+            if key.startswith(prefix) and name is not None:
                 found[name] = value
+            elif key.startswith(prefix) and key.removeprefix(prefix) not in _KNOWN and value not in _NOTHING:
+                raise UserError(f"{key} is {value!r:.80}, a setting that is not known here")
+        self._read_heads(found, metadata)
         found["vocab_size"] = tensors.get("token_embd.weight", (0,))[0]
         found["tie_word_embeddings"] = "output.weight" not in tensors
         if self.model_type != "qwen2":
@@ -90,6 +102,22 @@ class GgufFamily(msgspec.Struct, frozen=True):
         if self.added:
             found["query_pre_attn_scalar"] = self._scalar(found)
         return {**found, **_ids(metadata)}
+
+    def _read_heads(self, found: dict[str, Any], metadata: Mapping[str, Any]) -> None:
+        """Add the part of a head's channels that turn, and the layers without a window."""
+        prefix, heads = f"{self.architecture}.", found.get("num_attention_heads")
+        width = found.get("head_dim")
+        if width is None and isinstance(heads, int) and heads:
+            width = found.get("hidden_size", 0) // heads
+        if (values := metadata.get(f"{prefix}attention.value_length", width)) != width:
+            raise UserError(f"{prefix}attention.value_length is {values!r}: expected {width}, the width of keys")
+        if (turning := metadata.get(f"{prefix}rope.dimension_count", width)) != width and width:
+            found["partial_rotary_factor"] = turning / width
+        pattern = metadata.get(f"{prefix}attention.sliding_window_pattern")
+        if isinstance(pattern, list):
+            found["layer_types"] = ["sliding_attention" if near else "full_attention" for near in pattern]
+        elif pattern is not None:
+            found["sliding_window_pattern"] = pattern
 
     def _scalar(self, published: Mapping[str, Any]) -> int:
         """Return the square of the divisor of Gemma's scores, which a file does not have."""

@@ -227,11 +227,26 @@ def test_prepared_examples_are_all_there_once(tmp_path: Path) -> None:
     assert "300 examples of x: i32[]" in data.notes[0]
 
 
+def test_sources_of_equal_columns_are_mixed(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(100), y=np.ones(100))
+    np.savez(tmp_path / "b.npz", y=np.zeros(60), x=np.arange(60))
+    sources = [{"source": str(tmp_path / name), "weight": 1.0} for name in ("a.npz", "b.npz")]
+    tables = {"data": {"sources": sources, "columns": ["x", "y"]}, "train": {"batch_size": 4, "inner_steps": 2}}
+    data = prepare(config_from_tables(tables), tmp_path / "cache")
+    assert data.layout is not None
+    y = data.layout.column(read_slice(data.train.slice(0, data.train.count)), "y")
+    assert abs(y.mean() - 0.5) < 0.02
+    np.savez(tmp_path / "b.npz", y=np.zeros((60, 2)), x=np.arange(60))
+    with pytest.raises(UserError, match="have other columns: examples of one run need the same form"):
+        prepare(config_from_tables(tables), tmp_path / "cache")
+
+
 def test_too_few_examples_for_a_batch_are_an_error(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.arange(5))
     config = config_from_tables({"data": {"source": str(tmp_path / "d.npz")}, "train": {"batch_size": 4}})
     with pytest.raises(UserError, match=r"has \d examples, and one batch takes 4 \(train.batch_size\)"):
         fit_to_data(config, prepare(config, tmp_path / "cache"))
+    assert prepare(config, tmp_path / "cache").train.count + prepare(config, tmp_path / "cache").held_out.count == 5
     few = {"train": {"batch_size": 1}, "fabric": {"workers": 5}, "data": {"source": str(tmp_path / "d.npz")}}
     config = config_from_tables(few)
     with pytest.raises(UserError, match=r"has 4 examples, fewer than fabric.workers = 5"):

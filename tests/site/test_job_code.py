@@ -31,6 +31,8 @@ def test_a_job_with_an_object_of_a_file_is_refused(tmp_path: Path) -> None:
     refuse_own_code(config_from_tables({}, ["outer.merge=median"]))
     with pytest.raises(UserError, match=r"eval\.metrics\[1\] = .*own\.py:Figure"):
         refuse_own_code(config_from_tables({}, [f"eval.metrics=['perplexity', '{tmp_path}/own.py:Figure']"]))
+    with pytest.raises(UserError, match=r"data\.source = .*own\.py:Points: a site runs no code .* to \.npz or parquet"):
+        refuse_own_code(config_from_tables({}, [f"data.source={tmp_path}/own.py:Points"]))
     task = "rl.task=my_task.py:Guess"
     with pytest.raises(UserError, match=r"rl\.task, without rl\.prompts = .*my_task\.py:Guess"):
         refuse_own_code(config_from_tables({}, [task]))

@@ -227,11 +227,18 @@ def _of_arrays(files: Sequence[SourceFile], names: Sequence[str]) -> tuple[Seque
         named[name] = file
     found: Columns = {}
     for name in [one for one in names if one in named] or ([] if names else list(named)):
-        with open_file(named[name]) as (_, stream):
-            raw = io.BytesIO(stream.read())
-            _, part = _loaded(named[name], lambda raw=raw, name=name: ([], {name: np.load(raw, allow_pickle=False)}))
+        _, part = _loaded(named[name], lambda name=name: ([], {name: _array(named[name])}))
         found |= part
     return list(named), found
+
+
+def _array(file: SourceFile) -> np.ndarray:
+    """Return the array of a `.npy` file: of this machine's disks one that is mapped, which may exceed the memory."""
+    path = file.url.removeprefix("file://")
+    if "://" not in path and path.endswith(".npy"):
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    with open_file(file) as (_, stream):
+        return np.load(io.BytesIO(stream.read()), allow_pickle=False)
 
 
 def _of_npz(file: SourceFile, raw: bytes, names: Sequence[str]) -> tuple[Sequence[str], Columns]:

@@ -279,6 +279,8 @@ def _split(config: Config, recipe: Recipe, index: int, flat: _Flat) -> tuple[np.
     if not source.has_many or held.size < max(1, least):
         # One long text: the last blocks are held out, at least one, and never more than half for the sake of a whole
         # batch.
+        if flat.layout is not None:
+            train = np.concatenate([train, held])  # no example is lost
         count = max(1, round(train.size * config.data.held_out_fraction), min(least, train.size // 2))
         train, held = train[:-count], train[-count:]
     if not flat.read[index]:

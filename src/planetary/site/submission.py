@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from planetary.core.config import FILE_KEYS, Config, config_from_tables, is_function, load_config
+from planetary.core.configuration.schema import names_code
 from planetary.core.configuration.sinks import OwnSink
 from planetary.core.configuration.strict import named_objects
 from planetary.core.errors import ResourceError, UserError
@@ -211,6 +212,11 @@ def refuse_own_code(config: Config) -> None:
     if not config.of(RlConfig).prompts:
         named["rl.task, without rl.prompts"] = config.of(RlConfig).task
     named |= {f"sinks[{at}].kind": one.place for at, one in enumerate(config.sinks) if isinstance(one, OwnSink)}
+    if code := next((one.source for one in config.data.parts if names_code(one.source)), ""):
+        raise UserError(
+            f"data.source = {code}: a site runs no code of jobs in its own process. Write the examples to .npz or "
+            "parquet, or start a gateway of your own"
+        )
     for key, value in named.items():
         if file_of(value) is not None:
             raise UserError(

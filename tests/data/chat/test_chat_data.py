@@ -192,6 +192,22 @@ def test_targets_are_what_the_assistant_said(many: PreparedData) -> None:
         assert counted(targets) == np.count_nonzero(block[1:] >= 0) > 0
 
 
+def test_packed_chats_are_whole_and_have_the_same_targets(tmp_path: Path) -> None:
+    data = prepared(tmp_path, MANY, "data.packing=true", "train.sequence_length=127")
+    assert data.layout is not None
+    columns = {one.name: data.layout.column(stream(data), one.name) for one in data.layout.columns}
+    for tokens, segments, targets in zip(columns["tokens"], columns["segment_ids"], columns["targets"], strict=True):
+        for number in range(1, segments.max() + 1):
+            here = segments == number
+            assert text_of(data, tokens[here].astype(int)).startswith("<|im_start|>user\nWhat is ")
+            counts = targets[here][targets[here] != IGNORED]
+            assert text_of(data, counts.astype(int)).startswith("It is ")
+            assert text_of(data, counts.astype(int)).endswith(".<|im_end|>")
+    held_out = data.layout.column(stream(data, "held_out"), "segment_ids").max(axis=1).sum()
+    assert columns["segment_ids"].max(axis=1).sum() + held_out == len(MANY) == data.documents
+    assert "60 documents are packed into" in data.notes[1]
+
+
 def test_sequences_without_a_target_are_left_out(tmp_path: Path) -> None:
     long = {"messages": said("so " * 200, "yes")}
     data = prepared(tmp_path, [long, *MANY, long], "data.sampling=fifo")

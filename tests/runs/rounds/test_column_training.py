@@ -285,6 +285,9 @@ def test_model_that_reads_another_document_is_refused(tmp_path: Path, shared_cac
     model = {"source": f"{tmp_path / 'leaky.py'}:build", "options": options}
     with pytest.raises(UserError, match="scores for a document depend on the document before"):
         planetary.simulate(tables_of(model, data, sequence_length=8), workers=1, cache=shared_cache)
+    small = {"source": "planetary.models.llama:build", "options": {**options, "vocab_size": 100}}
+    with pytest.raises(UserError, match=r"the tokenizer has 256 tokens but the model was given .*vocab_size = 100"):
+        planetary.simulate(tables_of(small, data, sequence_length=8), workers=1, cache=shared_cache)
     plain = {"source": "planetary.models.llama:build", "options": {**options, "segments": False}}
     with pytest.raises(UserError, match=r"the columns tokens: .*, segment_ids: .*, and the loss takes tokens: .*"):
         planetary.simulate(tables_of(plain, data, sequence_length=8), workers=1, cache=shared_cache)

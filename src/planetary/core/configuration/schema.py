@@ -129,7 +129,8 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DataConfig(Section, frozen=True):
     """`[data]`: the training data, tokenizer and held-out part."""
 
-    # "stdlib", or a path, folder, pattern or URL of text, .jsonl, .json, .csv, parquet, arrow, tar or tokens
+    # "stdlib", or a path, folder, pattern or URL of text, .jsonl, .json, .csv, parquet, arrow, tar, tokens or .npz, or
+    # a data set in a file of yours, "my_data.py:Dataset"
     source: Text = "stdlib"
     # several sources in place of one, mixed by weight: [{ source = "stdlib", weight = 0.7 }, { source = "notes/*.md",
     # weight = 0.3 }]; a table may have its own `text_key`

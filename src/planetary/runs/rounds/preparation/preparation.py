@@ -89,6 +89,11 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     data = prepare(config, cache / "data")
     config = fit_to_data(config, data)
     data = with_sets(config, data)
+    declared = config.model.options.get("vocab_size")
+    if isinstance(declared, int) and declared < data.vocab_size:
+        raise UserError(
+            f"the tokenizer has {data.vocab_size} tokens but the model was given model.options.vocab_size = {declared}"
+        )
     store, options = BlobStore(cache / "blobs"), step_options(config, marked_targets=data.is_marked)
     record = find_record(store, config, options, own)
     if record is None:
@@ -204,9 +209,4 @@ def _check_batch(config: Config, step: TrainStep, data: PreparedData) -> None:
     if data.train.is_marked and host_dtype(batch[1].dtype).kind == "u":
         raise UserError(
             f"some tokens of the data are no targets (chats), and the model takes targets as {batch[1].dtype}: {SIGNED}"
-        )
-    declared = config.model.options.get("vocab_size")
-    if isinstance(declared, int) and declared < vocab_size:
-        raise UserError(
-            f"the tokenizer has {vocab_size} tokens but the model was given model.options.vocab_size = {declared}"
         )

@@ -84,7 +84,7 @@ class JobOperations(SiteGroup):
 
     @operation("GET", "/v1/jobs/{job}/status", group="jobs", scope=Scope.READ, refuses=(404,))
     async def get_job_status(self, job: str) -> RunStatus:
-        """Return the status of its run."""
+        """Return the status of its run: the fields of every run, and those of its `kind`."""
         return await status_of(self._site, self._job(job))
 
     @operation("GET", "/v1/jobs/{job}/config", group="jobs", scope=Scope.READ, refuses=(404,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import tracemalloc
@@ -13,6 +14,7 @@ import pytest
 
 from planetary.core.errors import TrustError, UserError
 from planetary.core.gguf.blocks import decoded, encoded_q8_0, read_tensor
+from planetary.core.gguf.families import family_of_file
 from planetary.core.gguf.folder import pretrained_folder
 from planetary.core.gguf.header import KINDS, read_header
 from planetary.core.gguf.tokenizer import tokenizer_files, tokenizer_metadata
@@ -111,6 +113,27 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path, monkeypatch: pytest.
     path = file_of(tmp_path, {"general.architecture": "llama", "tokenizer.ggml.model": "bert", "x.y": 1})
     with pytest.raises(UserError, match=r"tokenizer\.ggml\.tokens is no list of texts"):
         pretrained_folder(path)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_junk_in_the_metadata_is_an_error_of_the_user(architecture: str) -> None:
+    family = family_of_file(architecture)
+    sizes = ("context_length", "block_count", "embedding_length", "feed_forward_length", "attention.head_count")
+    metadata: dict[str, Any] = {f"{architecture}.{name}": 4 for name in (*sizes, "attention.key_length")}
+    metadata |= {f"{architecture}.rope.dimension_count": 4, f"{architecture}.attention.value_length": 4}
+    metadata |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b", "ab"]}
+    metadata |= {"tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.pre": "smollm"}
+    metadata |= {"tokenizer.ggml.scores": [0.0] * 3, "tokenizer.ggml.token_type": [1] * 3}
+    shapes = {"token_embd.weight": (3, 4)}
+    assert tokenizer_files(metadata)
+    assert family.published(metadata, shapes)["hidden_size"] == 4
+    for key in metadata:
+        for value in ("x", "llama", -1, 0, 10**12, 0.5, True, [], ["x"], [1, 2], [0.5]):
+            changed = {**metadata, key: value}
+            with contextlib.suppress(UserError):
+                tokenizer_files(changed)
+            with contextlib.suppress(UserError):
+                family.published(changed, shapes)
 
 
 @pytest.mark.parametrize(

@@ -107,11 +107,13 @@ class GgufFamily(msgspec.Struct, frozen=True):
         """Add the part of a head's channels that turn, and the layers without a window."""
         prefix, heads = f"{self.architecture}.", found.get("num_attention_heads")
         width = found.get("head_dim")
-        if width is None and isinstance(heads, int) and heads:
-            width = found.get("hidden_size", 0) // heads
+        if width is None and isinstance(heads, int) and heads and isinstance(found.get("hidden_size"), int):
+            width = found["hidden_size"] // heads
         if (values := metadata.get(f"{prefix}attention.value_length", width)) != width:
             raise UserError(f"{prefix}attention.value_length is {values!r}: expected {width}, the width of keys")
         if (turning := metadata.get(f"{prefix}rope.dimension_count", width)) != width and width:
+            if not isinstance(turning, int) or not isinstance(width, int):
+                raise UserError(f"{prefix}rope.dimension_count is {turning!r:.80}: expected a number of channels")
             found["partial_rotary_factor"] = turning / width
         pattern = metadata.get(f"{prefix}attention.sliding_window_pattern")
         if isinstance(pattern, list):
@@ -122,7 +124,7 @@ class GgufFamily(msgspec.Struct, frozen=True):
     def _scalar(self, published: Mapping[str, Any]) -> int:
         """Return the square of the divisor of Gemma's scores, which a file does not have."""
         is_27b = published.get("num_hidden_layers") == {"gemma2": 46, "gemma3": 62}[self.architecture]
-        if is_27b and published.get("num_attention_heads"):
+        if is_27b and isinstance(published.get("num_attention_heads"), int):
             return published["hidden_size"] // published["num_attention_heads"]
         return published.get("head_dim", 256)
 

@@ -47,6 +47,8 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, Any]:
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not all(isinstance(one, str) for one in tokens):
         raise UserError("tokenizer.ggml.tokens is no list of texts: the file has no tokenizer")
+    if not tokens:
+        raise UserError("tokenizer.ggml.tokens is empty")
     types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if not isinstance(types, list) or len(types) != len(tokens) or len(set(tokens)) != len(tokens):
         raise UserError("tokenizer.ggml.token_type has another length than the tokens, or a token is there twice")
@@ -82,9 +84,11 @@ def _whole(model: dict[str, Any], **parts: Any) -> dict[str, Any]:
 
 def _byte_pairs(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
     name = metadata.get("tokenizer.ggml.pre", "gpt-2")
-    if name not in SPLITS:
+    if not isinstance(name, str) or name not in SPLITS:
         raise UserError(f"tokenizer.ggml.pre is {name!r}: expected one of {', '.join(map(repr, SPLITS))}")
     merges = metadata.get("tokenizer.ggml.merges") or []
+    if not isinstance(merges, list) or not all(isinstance(one, str) and " " in one for one in merges):
+        raise UserError("tokenizer.ggml.merges is no list of two tokens each")
     model = {
         **dict.fromkeys(("unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
         **{"fuse_unk": False, "byte_fallback": False, "ignore_merges": name == "llama-bpe"},
@@ -103,7 +107,7 @@ def _byte_pairs(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str,
 def _sentence_pieces(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
     """Return SentencePiece's byte pairs: a merge's rank is the rank of the score of the token it makes."""
     scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not isinstance(scores[0], int | float):
         raise UserError("tokenizer.ggml.scores has another length than the tokens")
     vocab = {token: i for i, token in enumerate(tokens)}
     plain = {token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}

@@ -49,6 +49,7 @@ SMOOTH = [
 ]
 
 
+@pytest.mark.slow
 @FEW
 @given(st.lists(st.integers(0, len(SMOOTH) - 1), min_size=1, max_size=5), st.integers(0, 1000))
 def test_chains_of_functions(picks: list[int], seed: int) -> None:
@@ -81,6 +82,7 @@ def test_dot_general_dimension_numbers(data: st.DataObject) -> None:
     check(lambda x, y: lax.dot_general(x, y, numbers_of), x, y)
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data())
 def test_pad_slice_and_broadcast_attributes(data: st.DataObject) -> None:

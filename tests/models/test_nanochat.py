@@ -52,6 +52,7 @@ def test_the_loss_is_the_cross_entropy_of_the_logits() -> None:
     assert float(loss_fn(params, tokens, targets)) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_no_position_sees_the_future() -> None:
     _, params, _ = nanochat.build(**TINY)
     params = _noisy(params)

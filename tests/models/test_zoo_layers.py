@@ -19,6 +19,7 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "moe", "latent_moe", "mamba2"])
 def test_no_position_sees_the_future(name: str) -> None:
     builder, tiny = find_builder(ZOO[name].source), ZOO[name].options("tiny")

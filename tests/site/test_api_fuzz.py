@@ -142,6 +142,7 @@ SECRETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", SECRETS)
 def test_secret_of_a_url_leaves_the_site_nowhere(tmp_path: Path, url: str) -> None:
     """Answers, pages and streams show the address without the secret; the files that have it are private."""

@@ -97,6 +97,7 @@ async def line_is_counted(found: Federation) -> bool:
     return sites[0]["gb_today"] > 0 == sites[1]["gb_today"]
 
 
+@pytest.mark.slow
 def test_jobs_are_managed_over_the_api_of_the_hub(tmp_path: Path) -> None:
     """Jobs are placed listed shown and cancelled over the API of the hub."""
 
@@ -345,6 +346,7 @@ def test_prometheus_reads_the_hubs_jobs_by_state_and_site(tmp_path: Path) -> Non
     run(tmp_path, test)
 
 
+@pytest.mark.slow
 def test_a_site_with_jobs_of_one_hub_takes_none_of_another(tmp_path: Path) -> None:
     async def test(found: Federation) -> None:
         async with found.site("paris") as paris:

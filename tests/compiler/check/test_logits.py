@@ -75,6 +75,7 @@ def test_a_cross_entropy_of_scores_is_accepted(tmp_path: Path) -> None:
     assert find_logits(written(tmp_path, f"return {CROSS_ENTROPY}")).shape == (2, 5, 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [
@@ -98,6 +99,7 @@ def test_mixture_logits_with_balancing_term_are_found() -> None:
     assert find_logits(model).shape == (2, 8, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

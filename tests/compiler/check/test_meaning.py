@@ -61,6 +61,7 @@ def by_author(author: Any) -> Any:
     return function
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [1.001, 0.0, None, np.nan])
 def test_another_gradient_is_refused_with_parameter_and_line(by: float | None) -> None:
     says = r"on batch 1 .*the gradient of 'a' differs .*first used at .*test_meaning\.py, line \d+ in .*dot_general"

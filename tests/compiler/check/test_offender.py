@@ -119,6 +119,7 @@ def test_a_wrong_operation_is_named_with_its_place() -> None:
     assert "given right inputs, its result is" in said
 
 
+@pytest.mark.slow
 def test_jointly_wrong_operations_are_named_together() -> None:
     said = name_offender(refused(difference_of_sums_is_zero))
     assert "The first wrong operation is stablehlo.subtract" in said
@@ -230,6 +231,7 @@ def test_artifact_with_a_wrong_tanh_is_refused_by_its_name(tmp_path: Path, monke
     assert len(texts) <= 14
 
 
+@pytest.mark.slow
 def test_a_refusal_without_a_working_runner_stands() -> None:
     step = build_train_step(mlp_model())
     spec = step.spec

@@ -17,6 +17,7 @@ from planetary.core.schedules import Schedule
 from planetary.models import nanochat
 
 
+@pytest.mark.slow
 def test_parts_add_up_to_the_whole() -> None:
     whole = build_train_step(mlp_model(8), StepOptions())
     parts = build_train_step(mlp_model(2), StepOptions(micro_batches=4))

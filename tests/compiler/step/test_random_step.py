@@ -50,6 +50,7 @@ def gradients(step: TrainStep, model: Model, lease: int, number: int) -> tuple[f
     return float(found[-2]), {n: p - new for (n, p), new in zip(params.items(), found, strict=False)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "remat"), [(1, "none"), (2, "none"), (1, "blocks")])
 def test_gradients_are_those_of_jax_with_the_same_key(parts: int, remat: str) -> None:
     rows = 8 // parts

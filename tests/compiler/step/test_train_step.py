@@ -62,6 +62,7 @@ def test_gradients_are_those_of_jax() -> None:
         _close(have, np.asarray(want))
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_finite_differences(model: Model, case: tuple) -> None:
     loss_fn, params, batch = case
     leaves, tree = jax.tree.flatten(params)
@@ -168,6 +169,7 @@ def test_steps_are_those_of_optax_adamw(model: Model, case: tuple, clip_norm: fl
                 np.testing.assert_array_less(np.abs(have - want), allowed * (1 + 1e-9))
 
 
+@pytest.mark.slow
 def test_a_late_joiner_has_a_fresh_count_and_the_runs_schedule(model: Model, case: tuple) -> None:
     """At step 3 with zero state: Adam's first update, whose elements are about ± the learning rate of step
     3.

@@ -79,6 +79,7 @@ def test_expert_workers_in_lock_step_equal_the_trainer(tmp_path: Path, form: For
     check_equal(made, merged_model(state, plan.model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "source", "more"),
     [("exact", "owner", {}), ("4bit", "all", {}), ("exact", "all", {"delta_rank": 1})],
@@ -118,6 +119,7 @@ def test_surrogates_fitted_by_expert_workers_are_the_trainers(
     assert all(shard.surrogate_error is not None and 0 < shard.surrogate_error < 1 for shard in shards)
 
 
+@pytest.mark.slow
 def test_successor_of_an_expertless_state_gets_the_newest(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=2)
@@ -195,6 +197,7 @@ def test_offloaded_surrogates_reach_changing_composers(tmp_path: Path) -> None:
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_refused_surrogates_are_published_again(tmp_path: Path) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
     plan = make_plan(tmp_path, steps=40, fitted_by="expert-workers", **options)
@@ -243,6 +246,7 @@ def test_the_gateway_dates_fits_of_surrogates(tmp_path: Path, value: np.ndarray)
         assert 0 <= found < 24
 
 
+@pytest.mark.slow
 def test_useless_surrogates_are_refused_with_their_update(tmp_path: Path) -> None:
     """Useless surrogates are refused with the update that they came with."""
     plan = make_plan(
@@ -350,6 +354,7 @@ def test_nan_or_huge_expert_updates_are_counted_and_dropped(tmp_path: Path, fact
     assert all(np.isfinite(line.eval_loss) for line in cluster.lines)
 
 
+@pytest.mark.slow
 def test_a_corrupt_sketch_is_refused_with_its_digests(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", precision="4bit", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=9)
@@ -389,6 +394,7 @@ def test_a_sketch_that_workers_would_fail_on_is_refused(tmp_path: Path, change: 
     assert why in cluster.checks.defect(offer, sketch_bytes(encode(change(sound), "f32", TINY.n_expert + 99)))
 
 
+@pytest.mark.slow
 def test_messages_about_unknown_layers_and_shards_are_refused(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=16, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=9)
@@ -412,6 +418,7 @@ def test_messages_about_unknown_layers_and_shards_are_refused(tmp_path: Path) ->
     assert cluster.finish().ok
 
 
+@pytest.mark.slow
 def test_results_of_an_earlier_gateways_work_are_dropped(tmp_path: Path) -> None:
     """A worker that was at it meanwhile sends it on its next connection, when it may have other work already."""
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
@@ -433,6 +440,7 @@ def test_results_of_an_earlier_gateways_work_are_dropped(tmp_path: Path) -> None
     assert "unusable" not in {why for line in cluster.lines for why in line.own.updates}
 
 
+@pytest.mark.slow
 def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=10)

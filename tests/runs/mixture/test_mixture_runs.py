@@ -335,6 +335,7 @@ def test_the_syncer_goes_on_from_its_journal(tmp_path: Path) -> None:
     check_steps(cluster)
 
 
+@pytest.mark.slow
 def test_connected_composers_keep_shards_across_a_restart(
     tmp_path: Path,
 ) -> None:
@@ -358,6 +359,7 @@ def test_connected_composers_keep_shards_across_a_restart(
     assert not any(note.what == "fenced" for note in of_kind(cluster, SyncNote))
 
 
+@pytest.mark.slow
 def test_absent_store_costs_no_round_and_no_loss(tmp_path: Path) -> None:
     """A store that is away until all steps are taken costs no round and no loss."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=16), seed=14)
@@ -449,6 +451,7 @@ def test_impossible_number_counts_nowhere(tmp_path: Path, forged: str) -> None:
     assert max(shard.step for shard in cluster.controller.state.shards) <= 2 * 16  # all steps of the run
 
 
+@pytest.mark.slow
 def test_composer_with_three_infinite_losses_hands_its_shard_on(tmp_path: Path) -> None:
     """A composer whose loss is not finite three times hands its shard on."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24), seed=6)
@@ -470,6 +473,7 @@ def test_composer_with_three_infinite_losses_hands_its_shard_on(tmp_path: Path) 
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_composers_without_the_data_get_tokens_from_the_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

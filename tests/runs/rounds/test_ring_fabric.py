@@ -150,6 +150,7 @@ def test_workers_that_do_not_reach_each_other_go_on_in_a_star(way: str) -> None:
     assert any("goes on in a star" in note for note in cluster.gateway.status().notes)
 
 
+@pytest.mark.slow
 def test_broken_ring_goes_on_as_a_star_from_its_newest_round() -> None:
     """The gateway has no checkpoint of that round, and gets it from a worker."""
     training = small_training(rounds=8, workers=WORKERS, checkpoint_every=8, ring=True, given=QUANTISED)

@@ -51,6 +51,7 @@ def struck(*faults: Fault, **mode: bool) -> SimCluster:
     return cluster
 
 
+@pytest.mark.slow
 @ONE_MODE_AT_ONCE
 def test_a_checkpoint_does_not_outlive_the_records_of_its_round(mode: dict[str, bool]) -> None:
     """The power goes between the checkpoint of a round and the record of its end: what was not synced is lost."""
@@ -174,6 +175,7 @@ def test_killed_process_returns_its_lock_and_writes_no_more(tmp_path: Path) -> N
     assert (tmp_path / "lines.jsonl").read_bytes() == b'{"a":1}\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kill_gateway", "kill_worker"])
 def test_a_process_can_be_killed_at_any_of_its_steps(kind: FaultKind) -> None:
     """Every few hundred callbacks of the event loop, whatever it was doing."""

@@ -84,6 +84,7 @@ def test_the_same_surrogates_once_more_are_no_younger(tmp_path: Path, options: d
     assert steps_reported(cluster, shard)[-1].surrogate_age == age
 
 
+@pytest.mark.slow
 def test_a_speaker_reports_the_progress_at_its_fit(tmp_path: Path) -> None:
     """With several owners: a speaker may have taken fewer steps than whom it speaks for; versions rise all the same."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=80, **TWICE), seed=21, grace_s=2.0)
@@ -131,6 +132,7 @@ def steps_at_ends(cluster: MixtureStage, shard: int) -> list[int]:
     return [0, *(next(one.step for one in kept if one.progress >= end) for end in ends)]
 
 
+@pytest.mark.slow
 def test_status_and_rounds_have_each_composers_own_steps(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=40), seed=21)
     a, b = cluster.start("a"), cluster.start("b")

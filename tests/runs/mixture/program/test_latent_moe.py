@@ -136,6 +136,7 @@ def test_one_program_serves_every_composer(half: Built) -> None:
     assert float(other.gradients()["loss"]) != float(first["loss"])
 
 
+@pytest.mark.slow
 def test_ternary_swiglu_experts_have_gradients() -> None:
     config = msgspec.structs.replace(TINY, ternary=True, activation="swiglu", select="rank")
     found = build(config, slots=2, rank=3).gradients()

@@ -89,6 +89,7 @@ def test_expert_gradients_are_rounded_and_the_proxy_is_not() -> None:
     assert factors(program, "proxy") == {"f32"}
 
 
+@pytest.mark.slow
 def test_f16_is_refused() -> None:
     with pytest.raises(UserError, match=r'found train\.precision = "f16"'):
         composer_program(MODEL, SHAPE, StepOptions(precision="f16"))

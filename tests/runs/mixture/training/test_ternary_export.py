@@ -56,6 +56,7 @@ def test_only_ternary_weights_are_packed() -> None:
         pack_ternary(np.zeros(4, np.float32))
 
 
+@pytest.mark.slow
 def test_computed_experts_are_ternary_with_master_gradients() -> None:
     weights = normal(4, 24, 40)
     found = np.asarray(jax.jit(straight_through_ternary)(weights))

@@ -69,6 +69,7 @@ def prepare(here: Path, config: Config) -> list[str]:
     return stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gather", "fill", "one-hot"])
 def test_a_model_of_the_tokenizers_size_passes(here: Path, kind: str) -> None:
     """Also one whose head starts at zero, so that its loss is the same for every token before it is perturbed."""
@@ -91,6 +92,7 @@ def test_tokenizer_larger_than_the_model_is_refused(here: Path, kind: str, vocab
     assert f"ids from {vocab} on" in text
 
 
+@pytest.mark.slow
 def test_a_tokenizer_of_many_more_ids_is_refused(here: Path) -> None:
     with pytest.raises(UserError, match=r"has 5 tokens, as its loss shows .* 'byte' has 256: .* at least 256"):
         prepare(here, configured(here, "gather", 5, "data.tokenizer=byte"))
@@ -105,6 +107,7 @@ def test_a_model_of_torch_mlir_shows_its_vocabulary(here: Path) -> None:
         prepare(here, configured(here, "gather", 8, *overrides))
 
 
+@pytest.mark.slow
 def test_half_precision_still_tells_tokens_apart(here: Path) -> None:
     prepare(here, configured(here, "gather", 8, "train.precision=bf16"))
 

@@ -165,6 +165,7 @@ def build(batch_size, sequence_length):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [["sync.compression=int8"], ["sync.topology=ring", "sync.ring_compression=int8"]])
 def test_statistics_are_refused_where_rounds_do_not_average_them(tmp_path: Path, wrong: list[str]) -> None:
     (tmp_path / "normalised.py").write_text(NORMALISED)

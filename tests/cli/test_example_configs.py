@@ -25,6 +25,7 @@ def test_reports_workload_has_its_global_batch_and_no_port() -> None:
     assert config.fabric.port != given.gateway_port
 
 
+@pytest.mark.slow
 def test_diffusion_example_has_the_columns_of_its_loss(tmp_path: Path) -> None:
     config = load_config(EXAMPLES / "diffusion.toml")
     data = prepare(config, tmp_path / "cache")

@@ -62,6 +62,7 @@ def test_chains_of_functions(picks: list[int], seed: int) -> None:
     check(function, numbers((3, 3), seed), tolerance=2e-4)
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data())
 def test_dot_general_dimension_numbers(data: st.DataObject) -> None:

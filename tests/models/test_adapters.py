@@ -142,6 +142,7 @@ def test_adapters_train_as_in_a_plain_jax_loop() -> None:
         assert not np.array_equal(found[name], start[name]), name
 
 
+@pytest.mark.slow
 def test_no_gradient_of_a_whole_matrix_is_computed() -> None:
     """Products have an adapted matrix's shape only where a called function takes the matrix."""
 
@@ -178,6 +179,7 @@ def test_adapters_start_as_in_peft_and_change_nothing() -> None:
     assert not np.array_equal(other["head.lora_A"], start["head.lora_A"])
 
 
+@pytest.mark.slow
 def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
     model = frozen(small_model(), ("wte.*", "*.bias"))
     step = build_train_step(model, StepOptions(optimizer="adamw"))

@@ -42,6 +42,7 @@ def test_the_first_loss_is_that_of_guessing() -> None:
     assert float(loss_fn(params, tokens, targets)) == pytest.approx(np.log(32), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_cross_entropy_of_the_logits() -> None:
     loss_fn, params, _ = nanochat.build(**TINY)
     params = _noisy(params)

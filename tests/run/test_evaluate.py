@@ -192,6 +192,7 @@ def test_a_graph_gets_one_row_at_a_time(tmp_path: Path, run: Path, monkeypatch: 
     assert only(found).values["loss"].value == pytest.approx(only(expected).values["loss"].value)
 
 
+@pytest.mark.slow
 def test_later_versions_are_followed(tmp_path: Path) -> None:
     """Each checkpoint is evaluated as it comes, with the compiled function of the first, until the run is over."""
     folder, looks = tmp_path / "followed", []

@@ -48,6 +48,7 @@ def test_every_template_gives_its_known_text() -> None:
     assert sum(text != REFUSED for texts in KNOWN["texts"].values() for text in texts.values()) > 100
 
 
+@pytest.mark.slow
 def test_every_template_gives_the_text_of_transformers() -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     for name, chat, names in cases():

@@ -46,6 +46,7 @@ def test_expert_workers_and_composers_keep_their_roles(tmp_path: Path) -> None:
     assert of_kind(cluster, EvalFinished)
 
 
+@pytest.mark.slow
 def test_run_without_composers_waits_for_one(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, offloaded(tmp_path))
     for name in "ef":

@@ -124,6 +124,7 @@ def test_killed_composer_returns_at_most_one_refresh_behind(
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_cut_off_composer_goes_on_and_keeps_its_state(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24), seed=3)
     a, b = cluster.start("a"), cluster.start("b")

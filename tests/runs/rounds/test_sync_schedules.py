@@ -160,6 +160,7 @@ def test_outer_adam_survives_more_random_faults(more: dict[str, Any]) -> None:
 EAGER = ("sync.overlap=eager",)
 
 
+@pytest.mark.slow
 def test_eager_overlap_survives_random_faults() -> None:
     assert sweep(range(4200, 4202), overlap=True, given=EAGER).records[RoundMerged] >= 2 * 6
 

@@ -164,6 +164,7 @@ def test_device_short_of_memory_can_be_an_expert_worker(offloading: Machine, mon
     assert ready.verified.endswith("; not as composer: out of memory")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["composer", "expert"])
 def test_a_worker_runs_the_functions_of_its_roles_only(offloading: Machine, role: str) -> None:
     offloading.device.wrong = {"composer": "expert_update", "expert": "composer_update"}[role]
@@ -189,6 +190,7 @@ def test_a_device_that_computes_something_else_gets_no_role(machine: Machine, fu
     assert not machine.sent
 
 
+@pytest.mark.slow
 def test_a_reference_of_another_program_is_refused(machine: Machine) -> None:
     machine.job = msgspec.structs.replace(machine.job, reference=machine.store.put(b"of something else"))
     with pytest.raises(TrustError, match="reference results of the program cannot be read"):

@@ -184,6 +184,7 @@ def test_a_refresh_is_skipped_while_one_is_under_way(pair: Pair) -> None:
     assert [one.step for one, _ in pair.here.said] == [1, 2, 4]
 
 
+@pytest.mark.slow
 def test_a_fit_is_newer_than_arrivals_of_its_shard_meanwhile(pair: Pair) -> None:
     """Who spoke for the shard before may have taken more steps."""
     former = Composer(pair.plan, pair.steps, 0)

@@ -164,6 +164,7 @@ def test_status_and_rounds_have_each_composers_own_steps(tmp_path: Path) -> None
     assert {line.inner_steps for line in cluster.lines} == {4}  # the mean
 
 
+@pytest.mark.slow
 def test_stopped_evaluation_of_the_last_model_is_resumed(tmp_path: Path) -> None:
     """A run that is stopped while its last model is evaluated evaluates it when it goes on."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8))

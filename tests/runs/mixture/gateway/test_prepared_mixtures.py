@@ -73,6 +73,7 @@ def test_mixture_refuses_chats(folder: Folder, tmp_path: Path) -> None:
         folder.prepare("data.format=chat", f"data.tokenizer={tokenizer_folder(tmp_path / 'model', PLAIN['chatml'])}")
 
 
+@pytest.mark.slow
 def test_run_keeps_its_program_whatever_became_of_packages(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = folder.prepare()
     kept = msgspec.json.decode(msgspec.json.encode(first.record), type=ProgramRecord)

@@ -162,6 +162,7 @@ def test_an_unchangeable_surrogate_is_sent_whole_once(tmp_path: Path, lost: str,
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_damaged_or_wrong_change_does_not_count(tmp_path: Path) -> None:
     cluster, a, _ = started(tmp_path, {"delta_rank": 1})
     said = next(s for s in reversed(cluster.sent) if isinstance(s, mm.PublishSurrogates) and s.shard == 0)
@@ -241,6 +242,7 @@ def test_a_former_speaker_is_sent_surrogates_whole(tmp_path: Path) -> None:
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_four_bit_copy_stays_within_the_last_change() -> None:
     """What a change drops is in the next one: errors do not add up, and once nothing changes they vanish."""
     cadence = Cadence(backbone=2, refresh=1)

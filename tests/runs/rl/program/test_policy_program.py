@@ -71,6 +71,7 @@ def test_the_loss_is_the_sum_of_its_terms_over_own_tokens(terms: LossTerms) -> N
     assert float(found) == pytest.approx(in_numpy(logprobs, given, terms), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_every_bound_is_met_by_some_token() -> None:
     given = data(ALL)
     logprobs = np.asarray(token_logprobs(DECODE, PARAMS, given["tokens"])[0])

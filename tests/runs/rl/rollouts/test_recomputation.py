@@ -146,6 +146,7 @@ def test_texts_of_other_weights_are_found() -> None:
     assert "was sent as" in recomputation().defect(dialogues, weights(1.2))
 
 
+@pytest.mark.slow
 def test_copied_completion_is_found_by_its_seed() -> None:
     """A copied completion is found by its seed although its log probabilities are right."""
     asked = texts().to_sample(False, (1, 2))

@@ -138,6 +138,7 @@ def test_what_passed_is_not_tried_again(here: Path, monkeypatch: pytest.MonkeyPa
     assert tried not in prepare(here, apply_overrides(config, ["run.seed=2"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["counted", "gather", "fill", "one-hot"])
 def test_loss_that_counts_what_is_no_target_is_refused(here: Path, kind: str) -> None:
     """A clamped row, a row of NaN, or a zero in the mean: none is a mean over the targets of chats."""

@@ -407,6 +407,7 @@ def test_tokens_are_bytes_with_spaces_and_the_prompts_start() -> None:
     asyncio.run(whole())
 
 
+@pytest.mark.slow
 def test_keys_are_needed_and_their_removal_ends_requests(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# people\nann key-1\nbob key-2\n")

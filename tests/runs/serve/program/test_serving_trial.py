@@ -105,6 +105,7 @@ def test_decoding_that_writes_or_reads_wrong_pages_is_found() -> None:
             check_model(wrong, device.shape, trial, "this CPU")
 
 
+@pytest.mark.slow
 def test_other_parameters_are_noticed() -> None:
     device, model, served = loaded(nanochat)
     changed = jax.tree.map(lambda leaf: leaf * 1.05, model.params)

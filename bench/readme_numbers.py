@@ -279,7 +279,7 @@ JOBS: Mapping[str, Job] = {
         page="bench/results/serving.md",
     ),
     "rewards": Job(
-        "python bench/rl.py --tasks sort reverse add --lags --kill-every 0",
+        "python bench/rl.py --tasks sort reverse add --seeds 21 22 23 --lags --kill-every 0",
         25,
         rewards,
         ("--out=FOLDER/rl.jsonl",),

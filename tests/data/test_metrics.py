@@ -11,7 +11,7 @@ import pytest
 from planetary.core.errors import UserError
 from planetary.core.extension_points import METRICS
 from planetary.core.registry import Chosen
-from planetary.data.evaluation_sets import rows_of
+from planetary.data.evaluation_sets import cut_into_rows
 from planetary.data.metrics import Metric, ScoredRows, bytes_of_tokens, measured, row_sums
 from planetary.data.tokenizer import ByteTokenizer, CharTokenizer
 
@@ -123,6 +123,6 @@ def test_bytes_of_characters_are_those_of_utf8() -> None:
 
 
 def test_rows_keep_every_target_once() -> None:
-    rows = rows_of(np.arange(1, 12), 3)
+    rows = cut_into_rows(np.arange(1, 12), 3)
     assert rows.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, -1]]
-    assert rows_of(np.array([1, ~2, ~3, ~4, 5, 6]), 3).tolist() == [[5, 6, -1, -1]]
+    assert cut_into_rows(np.array([1, ~2, ~3, ~4, 5, 6]), 3).tolist() == [[5, 6, -1, -1]]

@@ -278,7 +278,7 @@ def _of_arrow(column: Any, name: str, file: SourceFile) -> np.ndarray:
     """Return an Arrow array, of lists of one length or of numbers, as numpy's."""
     from pyarrow import types  # pyright: ignore[reportMissingImports]
 
-    column = getattr(column, "storage", column)  # of an extension type, such as a tensor
+    column = getattr(column, "storage", column)  # the values of an extension type, such as a tensor
     if column.null_count:
         raise UserError(f"{file.url}: the column {name!r} has {column.null_count} missing values: leave the rows out")
     if types.is_fixed_size_list(column.type) or types.is_list(column.type) or types.is_large_list(column.type):

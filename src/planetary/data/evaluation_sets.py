@@ -61,7 +61,7 @@ def read_set(name: str, source: DataSource, tokenizer: Tokenizer | None, place: 
     return tokens
 
 
-def rows_of(tokens: np.ndarray, length: int) -> np.ndarray:
+def cut_into_rows(tokens: np.ndarray, length: int) -> np.ndarray:
     """Return tokens [n] as rows [R, length + 1], as training cuts them: a row's first token is read only.
 
     The rest is a row of its own, filled with the complement of token 0, which is no target. Rows without a target are
@@ -101,7 +101,7 @@ def _set_file(config: Config, data: PreparedData, name: str) -> TokenFile:
             f"the set {name} ({source.source}) has chats, of which some tokens are no targets, and the run's data has "
             "none: the training step counts every target. `planetary evaluate` evaluates them"
         )
-    blocks = rows_of(tokens[: tokens.size // data.block_tokens * data.block_tokens], data.block_tokens - 1)
+    blocks = cut_into_rows(tokens[: tokens.size // data.block_tokens * data.block_tokens], data.block_tokens - 1)
     batches = min(config.eval.batches, len(blocks) // config.train.batch_size)
     if not batches:
         raise UserError(

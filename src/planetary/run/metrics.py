@@ -17,7 +17,7 @@ class RoundRewards(msgspec.Struct, frozen=True):
     round: int
     sampled: float | None  # of sampled completions of training prompts; None: the round trained on answers
     greedy: float | None  # of the likeliest completions of held-out prompts after it; None: they were not evaluated
-    held_out: float | None  # of held-out prompts' completions drawn at temperature 1; None: they were not evaluated
+    held_out: float | None  # mean of held-out prompts' completions drawn at temperature 1; None: not evaluated
 
 
 def rewards_of(metrics: Iterable[RoundMetrics]) -> tuple[RoundRewards, ...]:

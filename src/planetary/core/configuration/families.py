@@ -199,12 +199,12 @@ class Gpt2(Family):
     """GPT-2. The head is the embedding; the folder's weights may or may not stand below `transformer.`"""
 
     model_type, architecture, source = "gpt2", "GPT2LMHeadModel", "planetary.models.gpt2:build"
-    sizes = {  # noqa: RUF012
+    sizes = {
         **{name: name for name in ("n_layer", "n_head", "n_embd", "vocab_size")},
         "n_position": "n_positions",
     }
     keys, free = {}, frozenset()
-    only = {  # noqa: RUF012
+    only = {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "layer_norm_epsilon": (1e-5,),
         "scale_attn_weights": (True,),
@@ -212,7 +212,7 @@ class Gpt2(Family):
         "tie_word_embeddings": (True,),
         "add_cross_attention": (False,),
     }
-    names = [(name, f"transformer.{name}") for name in ("wte", "wpe", "h", "ln_f")]  # noqa: RUF012
+    names = [(name, f"transformer.{name}") for name in ("wte", "wpe", "h", "ln_f")]
     spare = ("h.*.attn.bias", "h.*.attn.masked_bias", "lm_head.weight")  # causal masks, and the head a second time
 
     def read(self, published: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,29 +242,29 @@ class Llama(_Biased):
     """Llama, with stretched rotary positions, biases and a tied head where a folder has them."""
 
     model_type, architecture = "llama", "LlamaForCausalLM"
-    keys = {**Family.keys, "mlp_bias": ("mlp_bias", False)}  # noqa: RUF012
+    keys = {**Family.keys, "mlp_bias": ("mlp_bias", False)}
 
 
 class Mistral(Family):
     """Mistral: Llama in which a token sees a window."""
 
     model_type, architecture = "mistral", "MistralForCausalLM"
-    keys = {**Family.keys, "window": ("sliding_window", None)}  # noqa: RUF012
+    keys = {**Family.keys, "window": ("sliding_window", None)}
 
 
 class Qwen2(Family):
     """Qwen2 and Qwen2.5: Llama with biases of queries, keys and values. Without sliding windows."""
 
     model_type, architecture = "qwen2", "Qwen2ForCausalLM"
-    form = {"qkv_bias": True}  # noqa: RUF012
-    only = {"hidden_act": ("silu",), "use_sliding_window": (False,), "sliding_window": (None, ...)}  # noqa: RUF012
+    form = {"qkv_bias": True}
+    only = {"hidden_act": ("silu",), "use_sliding_window": (False,), "sliding_window": (None, ...)}
 
 
 class Qwen3(_Biased):
     """Qwen3: Llama with normalised queries and keys, and heads of their own size. Without sliding windows."""
 
     model_type, architecture = "qwen3", "Qwen3ForCausalLM"
-    form = {"qk_norm": True}  # noqa: RUF012
+    form = {"qk_norm": True}
     only = Qwen2.only
 
     def read(self, published: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,17 +278,17 @@ class Gemma2(_Biased):
     """Gemma 2: norms around attention and MLP, bounded scores, a window in every other layer."""
 
     model_type, architecture = "gemma2", "Gemma2ForCausalLM"
-    keys = {  # noqa: RUF012
+    keys = {
         "norm_epsilon": ("rms_norm_eps", 1e-6),
         "tie_embeddings": ("tie_word_embeddings", True),
         "score_cap": ("attn_logit_softcapping", 50.0),
         "logit_cap": ("final_logit_softcapping", 30.0),
     }
-    form = {  # noqa: RUF012
+    form = {
         **{"activation": "gelu_tanh", "norm_plus_one": True, "norm_place": "both", "scale_embedding": True},
     }
     free = _Biased.free | {"window", "full_layers", "score_scale"}
-    only = {"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False, None)}  # noqa: RUF012
+    only = {"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (False, None)}
     every: ClassVar[int] = 2  # a layer of so many sees all tokens
 
     def read(self, published: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,11 +328,11 @@ class Gemma3(Gemma2):
     """Gemma 3 (text): Gemma 2 with normalised queries and keys, and rotary positions by kind of layer."""
 
     model_type, architecture = "gemma3_text", "Gemma3ForCausalLM"
-    keys = {  # noqa: RUF012
+    keys = {
         **Gemma2.keys,
         **{"score_cap": ("attn_logit_softcapping", None), "logit_cap": ("final_logit_softcapping", None)},
     }
-    form = {**Gemma2.form, "qk_norm": True}  # noqa: RUF012
+    form = {**Gemma2.form, "qk_norm": True}
     free = Gemma2.free | {"window_rope_base"}
     every, theta = 6, 1_000_000.0
 
@@ -359,8 +359,8 @@ class Phi3(Family):
     """Phi-3 and Phi-4: Llama with one matrix for queries, keys and values, and one for gate and up."""
 
     model_type, architecture = "phi3", "Phi3ForCausalLM"
-    keys = {**Mistral.keys, "norm_epsilon": ("rms_norm_eps", 1e-5)}  # noqa: RUF012
-    form = {"fused": "rows"}  # noqa: RUF012
+    keys = {**Mistral.keys, "norm_epsilon": ("rms_norm_eps", 1e-5)}
+    form = {"fused": "rows"}
     free = Family.free | {"rope_fraction"}
 
     def read(self, published: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -377,17 +377,17 @@ class GptNeox(Family):
     """GPT-NeoX and Pythia: layer norms, biases, a plain MLP, attention and MLP side by side."""
 
     model_type, architecture = "gpt_neox", "GPTNeoXForCausalLM"
-    keys = {  # noqa: RUF012
+    keys = {
         "norm_epsilon": ("layer_norm_eps", 1e-5),
         "tie_embeddings": ("tie_word_embeddings", False),
         "parallel": ("use_parallel_residual", True),
     }
-    form = {  # noqa: RUF012
+    form = {
         **{"norm": "layer", "gated": False, "fused": "heads", "qkv_bias": True, "output_bias": True, "mlp_bias": True},
     }
     free = frozenset({"rope_scaling", "rope_fraction", "activation"})
-    only = {"attention_bias": (True,)}  # noqa: RUF012
-    names = [  # noqa: RUF012
+    only = {"attention_bias": (True,)}
+    names = [
         ("model.layers.*.self_attn.qkv_proj", "gpt_neox.layers.*.attention.query_key_value"),
         ("model.layers.*.self_attn.o_proj", "gpt_neox.layers.*.attention.dense"),
         ("model.layers.*.self_attn", "gpt_neox.layers.*.attention"),
@@ -421,18 +421,18 @@ class Opt(Family):
     """OPT: learned positions, layer norms, biases and a plain MLP. Without the 350m, whose norms follow."""
 
     model_type, architecture = "opt", "OPTForCausalLM"
-    sizes = {**Family.sizes, "n_hidden": "ffn_dim"}  # noqa: RUF012
-    keys = {"tie_embeddings": ("tie_word_embeddings", True)}  # noqa: RUF012
-    form = {  # noqa: RUF012
+    sizes = {**Family.sizes, "n_hidden": "ffn_dim"}
+    keys = {"tie_embeddings": ("tie_word_embeddings", True)}
+    form = {
         **{"norm": "layer", "gated": False, "learned_positions": True, "norm_epsilon": 1e-5},
         **{"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     }
     free = frozenset({"activation"})
-    only = {  # noqa: RUF012
+    only = {
         **{"do_layer_norm_before": (True,), "_remove_final_layer_norm": (False,), "enable_bias": (True,)},
         "layer_norm_elementwise_affine": (True,),
     }
-    names = [  # noqa: RUF012
+    names = [
         ("model.layers.*.self_attn.o_proj", "model.decoder.layers.*.self_attn.out_proj"),
         ("model.layers.*.input_layernorm", "model.decoder.layers.*.self_attn_layer_norm"),
         ("model.layers.*.post_attention_layernorm", "model.decoder.layers.*.final_layer_norm"),
@@ -458,20 +458,20 @@ class Olmo2(_Biased):
     """OLMo 2: norms after attention and MLP, queries and keys normalised over all heads."""
 
     model_type, architecture = "olmo2", "Olmo2ForCausalLM"
-    keys = {**Family.keys, "norm_epsilon": ("rms_norm_eps", 1e-5)}  # noqa: RUF012
-    form = {"norm_place": "after", "qk_norm": "all"}  # noqa: RUF012
+    keys = {**Family.keys, "norm_epsilon": ("rms_norm_eps", 1e-5)}
+    form = {"norm_place": "after", "qk_norm": "all"}
 
 
 class Mixtral(Family):
     """Mixtral: Mistral with experts in place of the MLP. The published balance of the loss has no effect here."""
 
     model_type, architecture, source = "mixtral", "MixtralForCausalLM", MIXTURE
-    sizes = {**Family.sizes, "n_expert": "num_local_experts", "n_active": "num_experts_per_tok"}  # noqa: RUF012
-    keys = {**Mistral.keys, "norm_epsilon": ("rms_norm_eps", 1e-5)}  # noqa: RUF012
-    form = {"balance": 0.0}  # noqa: RUF012
+    sizes = {**Family.sizes, "n_expert": "num_local_experts", "n_active": "num_experts_per_tok"}
+    keys = {**Mistral.keys, "norm_epsilon": ("rms_norm_eps", 1e-5)}
+    form = {"balance": 0.0}
     free = Family.free | {"balance"}
     theta = 1_000_000.0
-    _own_names = {  # noqa: RUF012
+    _own_names = {
         "embedding": "model.embed_tokens",
         "layers.*.attention_norm": "model.layers.*.input_layernorm",
         "layers.*.attention": "model.layers.*.self_attn",
@@ -479,7 +479,7 @@ class Mixtral(Family):
         "norm": "model.norm",
         "head": "lm_head",
     }
-    names = [  # noqa: RUF012
+    names = [
         *_own_names.items(),
         ("layers.*.router", "model.layers.*.block_sparse_moe.gate"),
         ("layers.*.experts.gate", "model.layers.*.block_sparse_moe.experts.*.w1.weight"),
@@ -493,15 +493,15 @@ class Qwen3Moe(_Biased):
     """Qwen3 with experts in place of every MLP. The published balance of the loss has no effect here."""
 
     model_type, architecture, source = "qwen3_moe", "Qwen3MoeForCausalLM", MIXTURE
-    sizes = {  # noqa: RUF012
+    sizes = {
         **Family.sizes,
         **{"n_hidden": "moe_intermediate_size", "n_expert": "num_experts", "n_active": "num_experts_per_tok"},
     }
-    keys = {**Family.keys, "share_gates": ("norm_topk_prob", False)}  # noqa: RUF012
-    form = {"balance": 0.0, "qk_norm": True}  # noqa: RUF012
+    keys = {**Family.keys, "share_gates": ("norm_topk_prob", False)}
+    form = {"balance": 0.0, "qk_norm": True}
     free = _Biased.free | {"balance"}
-    only = {**Qwen2.only, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)}  # noqa: RUF012
-    names = [  # noqa: RUF012
+    only = {**Qwen2.only, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)}
+    names = [
         *Mixtral._own_names.items(),
         ("layers.*.router", "model.layers.*.mlp.gate"),
         *(

@@ -21,7 +21,7 @@ from planetary.core.places import cache_folder
 SUFFIX = ".gguf"
 FILE_ENTRY = "gguf_file"
 """Name of the folder's file with the path of the tensors."""
-_REVISION = 1  # of the folder's content
+_REVISION = 1  # version of the folder's content
 
 
 def is_gguf(path: Path) -> bool:

@@ -33,7 +33,7 @@ SPLITS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "qwen2": [_split(_QWEN2), _bytes(split=False)],
 }
 """`tokenizer.ggml.pre` -> steps that split a text into words, as in the published tokenizer.json of that name."""
-_COMPOSED = ("qwen2",)  # of Unicode: characters are composed first
+_COMPOSED = ("qwen2",)  # tokenizers that compose characters of Unicode first
 _SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
 _NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 

@@ -20,7 +20,7 @@ from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretraine
 from planetary.core.configuration.schema import DataSource
 from planetary.core.errors import UserError
 from planetary.core.gguf.folder import pretrained_folder
-from planetary.data.evaluation_sets import read_set, rows_of
+from planetary.data.evaluation_sets import cut_into_rows, read_set
 from planetary.data.metrics import (
     OWN_SET,
     Measured,
@@ -121,7 +121,7 @@ def evaluate_folder(
     if sources:
         place = _tokenizer_place(folder)
         sets = {
-            name: rows_of(read_set(name, source, model.tokenizer, place, model.vocabulary), length)
+            name: cut_into_rows(read_set(name, source, model.tokenizer, place, model.vocabulary), length)
             for name, source in sources.items()
         }
     else:
@@ -182,7 +182,7 @@ def _own_rows(folder: Path, length: int, cache: Path) -> np.ndarray:
             "are read one after the other: give a set, as --data NAME=PATH"
         )
     pieces = prepare(config, cache / "data").eval_chunks(config)
-    return rows_of(np.concatenate([read_slice(piece).astype(np.int64) for piece, _ in pieces]), length)
+    return cut_into_rows(np.concatenate([read_slice(piece).astype(np.int64) for piece, _ in pieces]), length)
 
 
 class _Scorer:

@@ -32,7 +32,7 @@ _OF_TOKENIZERS = frozenset(
         *("sentencepiece.bpe.model", "tekken.json", "preprocessor_config.json", "processor_config.json"),
     }
 )
-CARD_FILE = "readme.md"  # of any case: the model card
+CARD_FILE = "readme.md"  # the model card, in any case of letters
 COMPANIONS = _OF_TOKENIZERS | {GENERATION_CONFIG_FILE}
 """Files that decide how the model beside them is used."""
 _WEIGHTS = frozenset(

@@ -65,8 +65,8 @@ class HeldOutJudged(Record, frozen=True, kw_only=True, tag="held_out_judged"):
     """The mean rewards of held-out prompts."""
 
     version: int
-    reward: float  # of the likeliest completions
-    sampled: float  # of completions drawn at temperature 1, one a prompt
+    reward: float  # mean of the likeliest completions
+    sampled: float  # mean of completions drawn at temperature 1, one a prompt
     prompts: int
 
     @property

@@ -35,7 +35,7 @@ class EvalChunk(msgspec.Struct, frozen=True):
     targets: int = 0  # counted targets; 0: not known, so a chunk counts by its batches
     nbytes: int = 0  # bytes of text of the targets; 0: no metric reads them
     set: str = OWN_SET
-    more: tuple[EvalChunk, ...] = ()  # of named sets
+    more: tuple[EvalChunk, ...] = ()  # chunks of named sets
 
     @property
     def all_batches(self) -> int:

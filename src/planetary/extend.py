@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from planetary.compiler.step.inner_optimizers import InnerOptimizer
     from planetary.compiler.step.optimizers import Transform, per_parameter
     from planetary.core.configuration.needs import Need
+    from planetary.core.configuration.weight_file import WeightFile
     from planetary.core.errors import ProtocolError, UserError
     from planetary.core.schedules import Curve
     from planetary.core.tensors import TensorSpec
@@ -55,6 +56,7 @@ _HOMES = {
     "Transform": "planetary.compiler.step.optimizers",
     "per_parameter": "planetary.compiler.step.optimizers",
     "UserError": "planetary.core.errors",
+    "WeightFile": "planetary.core.configuration.weight_file",
     "call_of": "planetary.runs.serve.http.tools.tool_format",
     "check_finite": "planetary.sync.codecs.tensor_codec",
     "flat_state": "planetary.sync.outer_optimizers",
@@ -88,6 +90,7 @@ __all__ = [
     "ToolFormat",
     "Transform",
     "UserError",
+    "WeightFile",
     "call_of",
     "check_finite",
     "flat_state",

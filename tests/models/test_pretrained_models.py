@@ -247,6 +247,31 @@ def llama_folder(folder: Path, **model: Any) -> tuple[Path, Config]:
     return folder, config_from_tables(tables)
 
 
+def test_a_weight_file_of_a_package_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's example: an .npz file stands for a folder, in a configuration and where it is served."""
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    (tmp_path / "my_weights.py").write_text(page.partition("# my_weights.py")[2].partition("\n")[2].partition("```")[0])
+    info = tmp_path / "my_weights-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-weights\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[planetary.weight_files]\nnpz = my_weights:NumpyFile\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PLANETARY_CACHE", str(tmp_path / "cache"))
+    folder, _ = llama_folder(tmp_path / "theirs")
+    texts = {path.name: path.read_text() for path in folder.glob("*.json")}
+    _, values = read_pretrained(folder)
+    np.savez(tmp_path / "model.npz", **texts, **values)  # pyright: ignore[reportArgumentType]
+    config, model = from_folder(tmp_path / "model.npz")
+    assert config.model.options == from_folder(folder)[0].model.options
+    for name, value in model.initial("param").items():
+        np.testing.assert_array_equal(value, values[name], err_msg=name)
+    served, expected = load_folder(tmp_path / "model.npz"), load_folder(folder)
+    assert served.name == "model"
+    np.testing.assert_array_equal(
+        np.asarray(served.logits(served.params, TOKENS)), np.asarray(expected.logits(expected.params, TOKENS))
+    )
+
+
 def test_an_export_has_everything_of_the_folder_it_began_with(tmp_path: Path) -> None:
     old, config = llama_folder(tmp_path / "old")
     run, _ = run_of(tmp_path / "run", config)

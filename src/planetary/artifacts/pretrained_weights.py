@@ -11,8 +11,8 @@ import numpy as np
 from planetary.artifacts.safetensors_file import read_safetensors
 from planetary.core.configuration.families import Family
 from planetary.core.configuration.pretrained import read_published
+from planetary.core.configuration.weight_file import file_of_folder, pretrained_folder, weight_file
 from planetary.core.errors import UserError
-from planetary.core.gguf.folder import file_of_folder, is_gguf, pretrained_folder, published_tensors
 from planetary.core.tensors import TensorSpec
 
 WEIGHTS_FILE = "model.safetensors"
@@ -22,7 +22,7 @@ INDEX_FILE = "model.safetensors.index.json"
 def read_pretrained(folder: Path) -> tuple[tuple[TensorSpec, ...], Mapping[str, np.ndarray]]:
     """Return specs and host arrays (bfloat16 as bits) under the names the model here gives them.
 
-    `folder`: or a GGUF file.
+    `folder`: or a weight file.
 
     Raises:
         UserError: the folder is of no known family, or has no weights in safetensors files.
@@ -30,8 +30,9 @@ def read_pretrained(folder: Path) -> tuple[tuple[TensorSpec, ...], Mapping[str, 
         OSError: a file cannot be read.
     """
     family, _ = read_published(pretrained_folder(folder))
-    if (file := folder if is_gguf(folder) else file_of_folder(folder)) is not None:
-        tensors = published_tensors(file)
+    file = file_of_folder(folder) or folder
+    if (kind := weight_file(file)) is not None:
+        tensors = kind.tensors(file)
         specs = [TensorSpec(name, "f32", value.shape) for name, value in tensors.items()]
         return own_tensors(family, specs, tensors, where=str(file))
     specs, tensors = [], {}

@@ -52,8 +52,8 @@ from planetary.core.configuration.strict import (
     text_value,
 )
 from planetary.core.configuration.toml import toml_document, toml_value
+from planetary.core.configuration.weight_file import pretrained_folder
 from planetary.core.errors import UserError
-from planetary.core.gguf.folder import pretrained_folder
 from planetary.core.printable import command_line
 from planetary.core.registry import file_of
 

@@ -71,6 +71,14 @@ TOOL_FORMATS: Registry[Any] = Registry(
     ["planetary.runs.serve.http.tools.families"],
 )
 
+WEIGHT_FILES: Registry[Any] = Registry(
+    "weight file",
+    "planetary.weight_files",
+    "planetary.core.configuration.weight_file:WeightFile",
+    ["planetary.artifacts.gguf.weight_file"],
+)
+"""By the ending of a file, so that a user's own is an entry point of a package."""
+
 SINKS: Registry[Any] = Registry(
     "sink", "planetary.sinks", "planetary.monitor.sinks.sink:Sink", ["planetary.monitor.sinks.*"], but=["sink_kinds"]
 )

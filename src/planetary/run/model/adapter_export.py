@@ -13,8 +13,8 @@ from planetary.core.config import Config, load_config
 from planetary.core.configuration.adapter_folder import ADAPTER_CONFIG
 from planetary.core.configuration.families import family_of
 from planetary.core.configuration.pretrained import is_pretrained
+from planetary.core.configuration.weight_file import pretrained_folder
 from planetary.core.errors import UserError
-from planetary.core.gguf.folder import pretrained_folder
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG
 from planetary.run.model.trained_model import model_of_run
 from planetary.runs.rounds.preparation.options import base_digests, stored_names

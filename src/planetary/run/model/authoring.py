@@ -114,7 +114,7 @@ def load(
     """
     from planetary.compiler.frontend.export import export_model, load_model
     from planetary.core.configuration.pretrained import is_pretrained
-    from planetary.core.gguf.folder import pretrained_folder
+    from planetary.core.configuration.weight_file import pretrained_folder
     from planetary.models.zoo import ZOO
 
     wanted = f"a planetary.export of a function, one of the zoo ({', '.join(ZOO)}), module:function, or a path"

@@ -18,8 +18,8 @@ import numpy as np
 from planetary.core.config import BUILT_IN_TOKENIZERS, load_config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained
 from planetary.core.configuration.schema import DataSource
+from planetary.core.configuration.weight_file import pretrained_folder
 from planetary.core.errors import UserError
-from planetary.core.gguf.folder import pretrained_folder
 from planetary.data.evaluation_sets import cut_into_rows, read_set
 from planetary.data.metrics import (
     OWN_SET,

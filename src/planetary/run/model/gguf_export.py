@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from planetary.artifacts.gguf.families import ROPE_FACTORS, family_of_type, llama3_factors
+from planetary.artifacts.gguf.tokenizer import tokenizer_metadata
+from planetary.artifacts.gguf.weight_file import GgufFile
+from planetary.artifacts.gguf.writer import gguf_pieces
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import UserError
-from planetary.core.gguf.families import ROPE_FACTORS, family_of_type, llama3_factors
-from planetary.core.gguf.folder import SUFFIX
-from planetary.core.gguf.tokenizer import tokenizer_metadata
-from planetary.core.gguf.writer import gguf_pieces
 from planetary.data.tokenizer_settings import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, read_settings, read_template
 from planetary.run.model.pretrained_export import PretrainedExport, PublishedModel, trained_published
 
@@ -32,8 +32,8 @@ def export_gguf(
         UserError: there is no run, no checkpoint, or GGUF has no place for the model or the tokenizer; `file` is there.
         TrustError: the checkpoint is damaged.
     """
-    if file.suffix.lower() != SUFFIX:
-        raise UserError(f"cannot export to {file}: expected the name of a file that ends with {SUFFIX}")
+    if file.suffix.lower() != GgufFile.suffix:
+        raise UserError(f"cannot export to {file}: expected the name of a file that ends with {GgufFile.suffix}")
     if file.exists() and not force:
         raise UserError(f"cannot export to {file}: it is there; use another, or replace it (--force, force=True)")
     model = trained_published(run, checkpoint, whole=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 from planetary.artifacts.store import write_atomically
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained
+from planetary.core.configuration.weight_file import FILE_ENTRY, pretrained_folder
 from planetary.core.errors import ResourceError
-from planetary.core.gguf.folder import FILE_ENTRY, pretrained_folder
 from planetary.data.tokenizer_settings import (
     ADDED_TOKENS_FILE,
     SPECIAL_TOKENS_FILE,

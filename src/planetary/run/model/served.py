@@ -22,9 +22,9 @@ from planetary.compiler.check.logits import Logits
 from planetary.compiler.frontend.export import export_model, find_builder
 from planetary.core.config import Config, is_function, load_config
 from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, is_pretrained, read_published
+from planetary.core.configuration.weight_file import pretrained_folder, weight_file
 from planetary.core.deviations import as_float
 from planetary.core.errors import TrustError, UserError
-from planetary.core.gguf.folder import SUFFIX, pretrained_folder
 from planetary.core.tensors import DTYPE_NAMES, TensorSpec
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, JsonTokenizer, Tokenizer, load_tokenizer
 from planetary.data.tokenizer_settings import read_settings, read_template
@@ -417,7 +417,7 @@ def _pretrained(path: Path, folder: Path, serve: ServeConfig) -> TracedModel:
     cached = _cached(family.source, options)
     assert cached is not None, f"{family.source} has no decode"
     return _served(
-        path.resolve().name.removesuffix(SUFFIX),
+        path.resolve().stem if weight_file(path) else path.resolve().name,
         cached[0],
         fill_tree(template, values, family.source, whole=True),
         cached[1],

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from planetary.core.config import Config, ModelConfig, is_function
 from planetary.core.configuration.families import family_of
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
+from planetary.core.configuration.weight_file import weight_file
 from planetary.core.errors import TrustError, UserError
 from planetary.core.extension_points import INNER_OPTIMIZERS, SCHEDULES
-from planetary.core.gguf.folder import is_gguf
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import digest_of
 
@@ -143,7 +143,7 @@ def given_weights(model: Model, config: ModelConfig) -> Model:
     from planetary.compiler.frontend.weights import with_weights
 
     path = Path(config.weights)
-    is_model = path.is_dir() or is_gguf(path)
+    is_model = path.is_dir() or weight_file(path) is not None
     try:
         specs, tensors, ternary = (*read_pretrained(path), ()) if is_model else read_weights(path)
     except OSError as error:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planetary.artifacts.gguf.blocks import decoded, encoded_q8_0, read_tensor
+from planetary.artifacts.gguf.families import family_of_file
+from planetary.artifacts.gguf.header import KINDS, read_header
+from planetary.artifacts.gguf.tokenizer import tokenizer_files, tokenizer_metadata
+from planetary.artifacts.gguf.writer import gguf_pieces
+from planetary.core.configuration.weight_file import pretrained_folder
 from planetary.core.errors import TrustError, UserError
-from planetary.core.gguf.blocks import decoded, encoded_q8_0, read_tensor
-from planetary.core.gguf.families import family_of_file
-from planetary.core.gguf.folder import pretrained_folder
-from planetary.core.gguf.header import KINDS, read_header
-from planetary.core.gguf.tokenizer import tokenizer_files, tokenizer_metadata
-from planetary.core.gguf.writer import gguf_pieces
 from planetary.data.tokenizer import ByteTokenizer, JsonTokenizer
 
 MATRIX = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from planetary.core.gguf.blocks import encoded_q8_0
-from planetary.core.gguf.header import ALIGNMENT, ARRAY, BOOL, KINDS, MAGIC, STRING, VERSION
+from planetary.artifacts.gguf.blocks import encoded_q8_0
+from planetary.artifacts.gguf.header import ALIGNMENT, ARRAY, BOOL, KINDS, MAGIC, STRING, VERSION
 
 FILE_TYPES = {"f16": 1, "q8_0": 7}
 """Element type of the matrices -> value of `general.file_type`."""

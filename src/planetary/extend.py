@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from planetary.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from planetary.compiler.frontend.framework import BuiltModel, Framework, ModuleBuilder
     from planetary.compiler.step.inner_optimizers import InnerOptimizer
     from planetary.compiler.step.optimizers import Transform, per_parameter
     from planetary.core.configuration.needs import Need
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from planetary.sync.outer_optimizers import OuterOptimizer, OuterState, flat_state
 
 _HOMES = {
+    "BuiltModel": "planetary.compiler.frontend.framework",
     "Call": "planetary.runs.serve.http.tools.tool_format",
     "Codec": "planetary.sync.codecs.tensor_codec",
     "Claim": "planetary.sync.judgement",
     "Curve": "planetary.core.schedules",
     "DataFormat": "planetary.data.kinds",
     "Document": "planetary.data.formats",
+    "Framework": "planetary.compiler.frontend.framework",
     "InnerOptimizer": "planetary.compiler.step.inner_optimizers",
     "Judge": "planetary.sync.judgement",
     "ScoredRows": "planetary.data.metrics",
@@ -44,6 +47,7 @@ _HOMES = {
     "LeaseStart": "planetary.runs.rounds.controller.overlap",
     "MergeRule": "planetary.sync.merge",
     "Metric": "planetary.data.metrics",
+    "ModuleBuilder": "planetary.compiler.frontend.framework",
     "Need": "planetary.core.configuration.needs",
     "OuterOptimizer": "planetary.sync.outer_optimizers",
     "Problem": "planetary.runs.rl.environments.tasks",
@@ -64,17 +68,20 @@ _HOMES = {
 }
 
 __all__ = [
+    "BuiltModel",
     "Call",
     "Claim",
     "Codec",
     "Curve",
     "DataFormat",
     "Document",
+    "Framework",
     "InnerOptimizer",
     "Judge",
     "LeaseStart",
     "MergeRule",
     "Metric",
+    "ModuleBuilder",
     "Need",
     "OuterOptimizer",
     "OuterState",

@@ -7,6 +7,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import msgspec
@@ -21,6 +22,7 @@ from planetary.compiler.backends.iree import compile_artifact
 from planetary.compiler.backends.targets import Target
 from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import Model, export_model, find_builder
+from planetary.compiler.frontend.framework import ModuleBuilder
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.config import config_from_tables, to_toml
 from planetary.core.errors import UserError
@@ -85,8 +87,6 @@ def test_a_pytorch_model_keeps_its_names_loss_and_gradient() -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from planetary.compiler.frontend.torch_modules import ModuleBuilder
-
     data = batch()
     torch.manual_seed(3)
     made = runpy.run_path(str(EXAMPLES / "torch_gpt.py"))["TorchGpt"]
@@ -103,6 +103,48 @@ def test_a_pytorch_model_keeps_its_names_loss_and_gradient() -> None:
     assert isinstance(builder, ModuleBuilder)
     logits = builder.logits(model.initial("param"), data[0], **GPT)
     np.testing.assert_allclose(logits, module(tokens).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_framework_of_a_package_has_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's example: a file names a module of Equinox itself; loss, gradient and scores are Equinox's own."""
+    equinox: Any = pytest.importorskip("equinox")
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    example = page.partition("# my_framework.py")[2].partition("\n")[2].partition("```")[0]
+    assert example.count("\n") <= 40
+    (tmp_path / "my_framework.py").write_text(example)
+    info = tmp_path / "my_framework-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-framework\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[planetary.frameworks]\nequinox = my_framework:Equinox\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "net.py").write_text(
+        "import equinox, jax\n"
+        "class Net(equinox.Module):\n"
+        "    embed: equinox.nn.Embedding\n"
+        "    head: equinox.nn.Linear\n"
+        "    def __call__(self, tokens):\n"
+        "        return jax.vmap(lambda token: self.head(self.embed(token)))(tokens)\n"
+        "one, two = jax.random.split(jax.random.key(0))\n"
+        "net = Net(equinox.nn.Embedding(32, 8, key=one), equinox.nn.Linear(8, 32, key=two))\n"
+    )
+    data, shape = batch(), {"batch_size": 2, "sequence_length": 8}
+    model = export_model(f"{tmp_path}/net.py:net", shape)
+    loss, gradients = exported_gradient(model, data)
+    net = runpy.run_path(str(tmp_path / "net.py"))["net"]
+
+    def own(net: Any) -> Any:
+        scores = jax.nn.log_softmax(jax.vmap(net)(data[0]))
+        return -np.float32(1 / 16) * sum(scores[i, j, data[1][i, j]] for i in range(2) for j in range(8))
+
+    expected, own_gradients = equinox.filter_value_and_grad(own)(net)
+    assert loss == pytest.approx(float(expected), rel=1e-5)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(equinox.filter(own_gradients, equinox.is_inexact_array))]
+    for (name, found), leaf in zip(gradients.items(), leaves, strict=True):
+        np.testing.assert_allclose(found, leaf, rtol=1e-4, atol=1e-6, err_msg=name)
+    builder = find_builder(f"{tmp_path}/net.py:net")
+    assert isinstance(builder, ModuleBuilder)
+    _, params, _ = builder(**shape)
+    np.testing.assert_allclose(builder.logits(params, data[0]), jax.vmap(net)(data[0]), rtol=1e-5)
 
 
 @pytest.mark.doors("torch", "torchax")
@@ -196,7 +238,7 @@ def test_plain_module_gets_the_next_token_loss_or_its_own(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "options", "error", "text"),
     [
-        ("make", {}, UserError, r"found Net\. A PyTorch module is named itself: its class, as in net\.py:Net"),
+        ("make", {}, UserError, r"found Net\. A framework's module is named itself: its class, as in net\.py:Net"),
         ("Net", {"wdith": 3}, UserError, r"does not take the options \['wdith'\]"),
         (
             "Sum",

@@ -71,6 +71,14 @@ TOOL_FORMATS: Registry[Any] = Registry(
     ["planetary.runs.serve.http.tools.families"],
 )
 
+FRAMEWORKS: Registry[Any] = Registry(
+    "framework",
+    "planetary.frameworks",
+    "planetary.compiler.frontend.framework:Framework",
+    ["planetary.compiler.frontend.torch_modules"],
+)
+"""By the modules that a model's file has."""
+
 WEIGHT_FILES: Registry[Any] = Registry(
     "weight file",
     "planetary.weight_files",

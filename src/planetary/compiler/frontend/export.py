@@ -23,6 +23,7 @@ from planetary.compiler import ir, ops
 from planetary.compiler.frontend import chlo
 from planetary.compiler.frontend.author import Author, JaxAuthor, author_of
 from planetary.compiler.frontend.constant_randomness import constant_draws
+from planetary.compiler.frontend.framework import framework_of, missing_package
 from planetary.compiler.frontend.loss_interface import LossInterface, dotted, flat_batch, loss_interface
 from planetary.compiler.frontend.lowering import lower_with_rules
 from planetary.compiler.frontend.manifest import (
@@ -40,7 +41,6 @@ from planetary.compiler.frontend.manifest import (
     override_roles,
 )
 from planetary.compiler.frontend.rotary import BASE, RotaryPair, find_rotary_pairs, rotary_table
-from planetary.compiler.frontend.torch_modules import ModuleBuilder, is_module
 from planetary.compiler.ir import Module, Operation
 from planetary.core.adapters import Adapter
 from planetary.core.errors import CompileError, PlanetaryError, UserError, did_you_mean
@@ -234,8 +234,8 @@ def export_model(
             returns `(loss_fn, params, example_batch)`: `loss_fn(params, *example_batch)` is a float scalar,
             `params` any pytree of arrays, `example_batch` a sequence of arrays, or of trees of arrays, of the
             batch's shapes and types; with a mapping in place of the sequence it is `loss_fn(params, example_batch)`. A
-            PyTorch module (`torch.nn.Module`, a class or an object) may stand for the function; see
-            `compiler.frontend.torch_modules.ModuleBuilder`.
+            framework's module (such as `torch.nn.Module`, a class or an object) may stand for the function; see
+            `compiler.frontend.framework`.
         options: keyword arguments of the function.
         roles: role overrides by flattened name. By default floating-point leaves of `params` are trained,
             other leaves are buffers, the last array of the batch is the target and the others are inputs.
@@ -262,10 +262,10 @@ def checked_build(built: Any, source: str) -> tuple[Callable[..., Any], Any, Any
             )
         return built
     hint = ""
-    if is_module(built):
+    if framework_of(built) is not None:
         hint = (
-            ". A PyTorch module is named itself: its class, as in net.py:Net, with model.options for the arguments, or "
-            "a module that the file makes, as in net.py:net"
+            ". A framework's module is named itself: its class, as in net.py:Net, with model.options for the "
+            "arguments, or a module that the file makes, as in net.py:net"
         )
     raise UserError(
         f"{source} must return (loss_fn, params, example_batch), found {type(built).__name__}{hint} (docs/models.md)"
@@ -422,9 +422,9 @@ def _find(source: str) -> Callable[..., Any]:
         known = [n for n, f in own.items() if getattr(f, "__module__", "") == module.__name__] or list(own)
         meant = did_you_mean(name, known, "{!r}")
         raise UserError(f"{place} has no function {name!r}{meant} It has: {', '.join(known) or 'none'}")
-    if is_module(function):
+    if (framework := framework_of(function)) is not None:
         loss = getattr(module, "loss", None)
-        return ModuleBuilder(function, loss if callable(loss) else None, source)
+        return framework.builder(function, loss if callable(loss) else None, source)
     return function
 
 
@@ -433,8 +433,7 @@ def _load(place: str, source: str) -> Any:
         return load_module(place)
     except UserError as error:
         lacks = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-        hint = "; pip install 'planetary-compute[torch]'" if lacks in ("torch", "torchax") else ""
-        raise UserError(f"cannot load the model {source!r}: {error}{hint}") from error
+        raise UserError(f"cannot load the model {source!r}: {error}{missing_package(lacks)}") from error
 
 
 def call_builder(source: str, function: Callable[..., Any], options: Mapping[str, Any]) -> Any:

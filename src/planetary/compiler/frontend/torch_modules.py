@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from planetary.compiler.frontend.framework import Framework, ModuleBuilder
 from planetary.compiler.frontend.torch_author import as_trained
 from planetary.core.errors import UserError
 
@@ -98,16 +99,25 @@ def _check_module(module: Any) -> None:
         raise UserError(f"cannot import a PyTorch model: expected a torch.nn.Module, found {type(module).__name__}")
 
 
-def is_module(found: Any) -> bool:
-    """Whether something is a PyTorch module, or a class of them. Imports nothing."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    return isinstance(found, torch.nn.Module) or (inspect.isclass(found) and issubclass(found, torch.nn.Module))
+class PyTorch(Framework):
+    """Modules of PyTorch."""
+
+    name = "torch"
+    packages = ("torch", "torchax")
+    install = "planetary-compute[torch]"
+
+    def is_module(self, found: Any) -> bool:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return False
+        return isinstance(found, torch.nn.Module) or (inspect.isclass(found) and issubclass(found, torch.nn.Module))
+
+    def builder(self, found: Any, loss: Loss | None, source: str) -> ModuleBuilder:
+        return TorchBuilder(found, loss, source)
 
 
-class ModuleBuilder:
-    """Builds the model of a PyTorch module that takes tokens, as a `build` function does in JAX.
+class TorchBuilder(ModuleBuilder):
+    """Builds the model of a PyTorch module.
 
     The options are the arguments of the module's class, and the batch's shape.
     """
@@ -147,7 +157,6 @@ class ModuleBuilder:
         return from_torch(self._module(options), (tokens, tokens), self._loss or self._next_token_loss)
 
     def logits(self, params: dict[str, Any], tokens: Any, **options: Any) -> Any:
-        """Return scores [batch, sequence, vocabulary], as a JAX array, of tokens int32 [batch, sequence]."""
         module = _with_scores(self._module(options))
         with as_trained(module, training=False):
             return torch_function(module)[1]({f"inner.{name}": one for name, one in params.items()}, tokens)

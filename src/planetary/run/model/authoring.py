@@ -69,7 +69,7 @@ def export(
     """
     from planetary.compiler.check.meaning import with_checked_meaning
     from planetary.compiler.frontend.export import call_builder, checked_build, export_loss, export_model
-    from planetary.compiler.frontend.torch_modules import ModuleBuilder, is_module
+    from planetary.compiler.frontend.framework import framework_of
     from planetary.models.zoo import ZOO
 
     check_path("folder", folder)
@@ -88,7 +88,8 @@ def export(
         model = export_model(ZOO[source].source if source in ZOO else source, options, roles=roles)
     else:
         name = getattr(source, "__qualname__", type(source).__name__)
-        build = ModuleBuilder(source, None, name) if is_module(source) else source
+        framework = framework_of(source)
+        build = source if framework is None else framework.builder(source, None, name)
         built = checked_build(call_builder(name, build, options or {}), name)
         model = export_loss(*built, name=name.rpartition(".")[2], options=options, roles=roles)
     model = with_checked_meaning(model)

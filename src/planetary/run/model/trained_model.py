@@ -13,7 +13,7 @@ import numpy as np
 from planetary.artifacts.ternary_matrices import read_weights
 from planetary.compiler.check.logits import Logits, find_logits
 from planetary.compiler.frontend.export import Model, find_builder
-from planetary.compiler.frontend.torch_modules import ModuleBuilder
+from planetary.compiler.frontend.framework import ModuleBuilder
 from planetary.core.adapters import merged_values
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function
 from planetary.core.deviations import as_float

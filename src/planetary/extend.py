@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from planetary.compiler.frontend.framework import BuiltModel, Framework, ModuleBuilder
     from planetary.compiler.step.inner_optimizers import InnerOptimizer
     from planetary.compiler.step.optimizers import Transform, per_parameter
+    from planetary.core.configuration.family import Family
     from planetary.core.configuration.needs import Need
     from planetary.core.configuration.weight_file import WeightFile
     from planetary.core.errors import ProtocolError, UserError
@@ -37,6 +38,7 @@ _HOMES = {
     "Curve": "planetary.core.schedules",
     "DataFormat": "planetary.data.kinds",
     "Document": "planetary.data.formats",
+    "Family": "planetary.core.configuration.family",
     "Framework": "planetary.compiler.frontend.framework",
     "InnerOptimizer": "planetary.compiler.step.inner_optimizers",
     "Judge": "planetary.sync.judgement",
@@ -75,6 +77,7 @@ __all__ = [
     "Curve",
     "DataFormat",
     "Document",
+    "Family",
     "Framework",
     "InnerOptimizer",
     "Judge",

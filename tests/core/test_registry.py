@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planetary.core.errors import LocalProtocolError, UserError
-from planetary.core.extension_points import CODECS, EXTENSION_POINTS, FRAMEWORKS, SINKS, WEIGHT_FILES
+from planetary.core.extension_points import CODECS, EXTENSION_POINTS, FAMILIES, FRAMEWORKS, SINKS, WEIGHT_FILES
 from planetary.core.registry import file_of, pinned_file
 from planetary.core.user_code import barred
 
@@ -25,7 +25,7 @@ class Halves(Codec):
 
 
 def test_every_built_in_class_has_the_interface_of_its_kind() -> None:
-    for registry in (*EXTENSION_POINTS.values(), FRAMEWORKS, SINKS, WEIGHT_FILES):
+    for registry in (*EXTENSION_POINTS.values(), FAMILIES, FRAMEWORKS, SINKS, WEIGHT_FILES):
         assert all(registry.find(name).__dict__["name"] == name for name in registry.built_in)
         assert registry.built_in
 

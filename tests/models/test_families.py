@@ -14,8 +14,9 @@ from test_adapters import run_of as tuned_run
 from test_adapters import tuned
 from test_pretrained_models import BATCH, from_folder, loaded_whole, run_of
 
+from installed_example import install_example
 from planetary.core.config import config_from_tables
-from planetary.core.configuration.families import FAMILIES, PLAIN, family_of
+from planetary.core.configuration.family import families, family_of
 from planetary.core.errors import UserError
 from planetary.data.tokenizer import ByteTokenizer
 from planetary.models.llama import LlamaConfig
@@ -110,6 +111,24 @@ def test_scores_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     export_pretrained(run, tmp_path / "ours")
     back = loaded_whole(tmp_path / "ours", attn_implementation="eager")
     assert type(back) is type(theirs)
+    np.testing.assert_allclose(np.asarray(own.logits(own.params, TOKENS)), scores(back, TOKENS), rtol=1e-4, atol=2e-5)
+
+
+@needs_transformers
+def test_a_family_of_a_package_has_the_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's example, with a folder of transformers and one that a run exports."""
+    install_example("my_family.py", "planetary.families: seed_oss = my_family:SeedOss", tmp_path, monkeypatch)
+    monkeypatch.setitem(KINDS, "seed_oss", ("SeedOss", {**SIZES, "num_key_value_heads": 2, "head_dim": 6}))
+    expected = scores(published(tmp_path / "theirs", "seed_oss"), TOKENS)
+    served = load_folder(tmp_path / "theirs")
+    np.testing.assert_allclose(np.asarray(served.logits(served.params, TOKENS)), expected, rtol=1e-4, atol=2e-5)
+    config, _ = from_folder(tmp_path / "theirs")
+    run, _ = run_of(tmp_path / "run", config)
+    keep_files(config, run)
+    own = load_trained(run)
+    export_pretrained(run, tmp_path / "ours")
+    back = loaded_whole(tmp_path / "ours", attn_implementation="eager")
+    assert type(back).__name__ == "SeedOssForCausalLM"
     np.testing.assert_allclose(np.asarray(own.logits(own.params, TOKENS)), scores(back, TOKENS), rtol=1e-4, atol=2e-5)
 
 
@@ -229,7 +248,7 @@ def test_adapters_have_the_same_scores_in_peft(tmp_path: Path, kind: str) -> Non
     ],
 )
 def test_keys_that_would_change_numbers_are_refused(changed: dict[str, Any], text: str) -> None:
-    family = next(family for family in FAMILIES if family.model_type == changed["model_type"])
+    family = next(family for family in families() if family.name == changed["model_type"])
     with pytest.raises(UserError, match=text):
         family.options({**SIZES, **changed})
 
@@ -237,13 +256,13 @@ def test_keys_that_would_change_numbers_are_refused(changed: dict[str, Any], tex
 JUNK: list[Any] = ["x", -1, 0, 10**30, 1.5, float("nan"), True, None, [], ["x"], {}, {"x": 1}]
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_junk_in_a_key_is_an_error_of_the_user(family: Any) -> None:
     sizes = dict.fromkeys(family.sizes.values(), 4)
-    options = {**dict.fromkeys(family.sizes, 4), **PLAIN.get(family.source, {}), **family.form}
+    options = {**dict.fromkeys(family.sizes, 4), **family.plain, **family.form}
     options |= {name: absent for name, (_, absent) in family.keys.items()}
     options |= {"n_kv_head": 2, "rope_base": 1e4, "sequence_length": 8, "score_scale": 0.5}
-    if family.model_type in {"opt", "gpt_neox"}:
+    if family.name in {"opt", "gpt_neox"}:
         options["activation"] = "relu"
     whole = family.published({**options, "head_size": 4})
     assert family.describes(family.options({**sizes, **whole}))
@@ -256,7 +275,7 @@ def test_junk_in_a_key_is_an_error_of_the_user(family: Any) -> None:
 def test_plain_options_are_the_defaults_of_the_models() -> None:
     for source, config in (("llama", LlamaConfig()), ("moe", MoeModelConfig())):
         own = msgspec.json.decode(msgspec.json.encode(config))
-        plain = PLAIN[f"planetary.models.{source}:build"]
+        plain = next(one for one in families() if one.source == f"planetary.models.{source}:build").plain
         assert {name: own[name] for name in plain} == plain
 
 
@@ -267,14 +286,14 @@ def test_names_go_to_the_family_and_back() -> None:
         "mixtral": ("layers.1.experts.up", "model.layers.1.block_sparse_moe.experts.*.w3.weight"),
         "gpt2": ("h.0.ln_1.bias", "transformer.h.0.ln_1.bias"),
     }
-    for family in FAMILIES:
-        if family.model_type in own:
-            name, stored = own[family.model_type]
+    for family in families():
+        if family.name in own:
+            name, stored = own[family.name]
             assert family.stored_name(name) == stored
             assert family.own_place(stored.replace("*", "2")) == (name, 2 if "*" in stored else None)
     found = family_of("planetary.models.llama:build", {"window": 4})
     assert found is not None
-    assert found.model_type == "mistral"
+    assert found.name == "mistral"
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------------

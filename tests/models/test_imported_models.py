@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from stablehlo_interpreter import interpret
 
+from installed_example import install_example
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.autodiff.differentiate import differentiate
@@ -108,15 +109,7 @@ def test_a_pytorch_model_keeps_its_names_loss_and_gradient() -> None:
 def test_a_framework_of_a_package_has_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's example: a file names a module of Equinox itself; loss, gradient and scores are Equinox's own."""
     equinox: Any = pytest.importorskip("equinox")
-    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
-    example = page.partition("# my_framework.py")[2].partition("\n")[2].partition("```")[0]
-    assert example.count("\n") <= 40
-    (tmp_path / "my_framework.py").write_text(example)
-    info = tmp_path / "my_framework-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-framework\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[planetary.frameworks]\nequinox = my_framework:Equinox\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    install_example("my_framework.py", "planetary.frameworks: equinox = my_framework:Equinox", tmp_path, monkeypatch)
     (tmp_path / "net.py").write_text(
         "import equinox, jax\n"
         "class Net(equinox.Module):\n"

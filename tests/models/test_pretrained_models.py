@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from installed_example import install_example
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, load_latest, write_checkpoint
 from planetary.artifacts.pretrained_weights import read_pretrained
 from planetary.artifacts.safetensors_file import safetensors_pieces
@@ -249,13 +250,7 @@ def llama_folder(folder: Path, **model: Any) -> tuple[Path, Config]:
 
 def test_a_weight_file_of_a_package_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's example: an .npz file stands for a folder, in a configuration and where it is served."""
-    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
-    (tmp_path / "my_weights.py").write_text(page.partition("# my_weights.py")[2].partition("\n")[2].partition("```")[0])
-    info = tmp_path / "my_weights-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-weights\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[planetary.weight_files]\nnpz = my_weights:NumpyFile\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    install_example("my_weights.py", "planetary.weight_files: npz = my_weights:NumpyFile", tmp_path, monkeypatch)
     monkeypatch.setenv("PLANETARY_CACHE", str(tmp_path / "cache"))
     folder, _ = llama_folder(tmp_path / "theirs")
     texts = {path.name: path.read_text() for path in folder.glob("*.json")}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from planetary.artifacts.safetensors_file import read_safetensors
-from planetary.core.configuration.families import Family
+from planetary.core.configuration.family import Family
 from planetary.core.configuration.pretrained import read_published
 from planetary.core.configuration.weight_file import file_of_folder, pretrained_folder, weight_file
 from planetary.core.errors import UserError

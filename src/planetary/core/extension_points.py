@@ -71,6 +71,14 @@ TOOL_FORMATS: Registry[Any] = Registry(
     ["planetary.runs.serve.http.tools.families"],
 )
 
+FAMILIES: Registry[Any] = Registry(
+    "family of published models",
+    "planetary.families",
+    "planetary.core.configuration.family:Family",
+    ["planetary.models.families"],
+)
+"""By the `model_type` of a `config.json`."""
+
 FRAMEWORKS: Registry[Any] = Registry(
     "framework",
     "planetary.frameworks",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planetary.core.configuration.families import family_of
+from planetary.core.configuration.family import family_of
 from planetary.core.configuration.pretrained import read_settings
 from planetary.core.errors import UserError
 

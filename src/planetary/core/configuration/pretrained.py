@@ -1,6 +1,6 @@
 """Folders as `transformers` keeps pretrained models (`from_pretrained`, `save_pretrained`), and the same models here.
 
-A folder has `config.json`, the weights in safetensors files, and most have `tokenizer.json`. `families` has the tables
+A folder has `config.json`, the weights in safetensors files, and most have `tokenizer.json`. A `family` has the table
 from the names in it to options and parameters here.
 """
 
@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planetary.core.configuration.families import FAMILIES, Family
+from planetary.core.configuration.family import Family
 from planetary.core.configuration.published_values import CONFIG_FILE
 from planetary.core.errors import UserError
+from planetary.core.extension_points import FAMILIES
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -42,15 +43,14 @@ def read_published(folder: Path) -> tuple[Family, dict[str, Any]]:
     """Return the family of a folder, and the `config.json`.
 
     Raises:
-        UserError: it cannot be read, or is of another family than those in `FAMILIES`.
+        UserError: it cannot be read, or is of no family that is known.
     """
     path = folder / CONFIG_FILE
     published = read_settings(path, "the pretrained model")
     kind = published.get("model_type")
-    for family in FAMILIES:
-        if family.model_type == kind:
-            return family, published
-    known = ", ".join(repr(family.model_type) for family in FAMILIES)
+    if isinstance(kind, str) and kind in FAMILIES.names():
+        return FAMILIES.find(kind)(), published
+    known = ", ".join(map(repr, FAMILIES.names()))
     raise UserError(f"{path}: model_type is {kind!r}; pretrained models can be of type {known}")
 
 

@@ -11,7 +11,7 @@ from planetary.artifacts.adapter_folder import write_adapter
 from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 from planetary.core.config import Config, load_config
 from planetary.core.configuration.adapter_folder import ADAPTER_CONFIG
-from planetary.core.configuration.families import family_of
+from planetary.core.configuration.family import family_of
 from planetary.core.configuration.pretrained import is_pretrained
 from planetary.core.configuration.weight_file import pretrained_folder
 from planetary.core.errors import UserError

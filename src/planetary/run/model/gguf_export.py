@@ -37,7 +37,7 @@ def export_gguf(
     if file.exists() and not force:
         raise UserError(f"cannot export to {file}: it is there; use another, or replace it (--force, force=True)")
     model = trained_published(run, checkpoint, whole=True)
-    family = family_of_type(model.family.model_type)
+    family = family_of_type(model.family.name)
     published = model.published
     tensors = {
         family.name_in_file(name): family.own_values(name, value, published, back=True)

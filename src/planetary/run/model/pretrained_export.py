@@ -20,7 +20,7 @@ from planetary.artifacts.pretrained_weights import WEIGHTS_FILE, stored_tensors
 from planetary.artifacts.safetensors_file import safetensors_pieces
 from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config, load_config
-from planetary.core.configuration.families import FAMILIES, Family, family_of
+from planetary.core.configuration.family import Family, families, family_of
 from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, read_settings
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec, to_host_dtype
@@ -195,16 +195,16 @@ def _family_of(config: Config, source: Mapping[str, Any]) -> Family:
     family = family_of(config.model.source, config.model.options, source.get("model_type", ""))
     if family is not None:
         return family
-    sources = ", ".join(dict.fromkeys(family.source for family in FAMILIES))
+    sources = dict.fromkeys(family.source for family in families())
     if config.model.source in sources:
         raise UserError(
             f"transformers has no model that is {config.model.source} with these model.options; its families are "
-            f"{', '.join(family.model_type for family in FAMILIES)}"
+            f"{', '.join(family.name for family in families())}"
         )
     raise UserError(
-        f"transformers has no model that is {config.model.source}: this format is for {sources}. A PyTorch module gets "
-        "its trained weights from planetary.torch.load_into, and can then be saved as any module; the checkpoint's "
-        "model.safetensors has the parameters of every model"
+        f"transformers has no model that is {config.model.source}: this format is for {', '.join(sources)}. A PyTorch "
+        "module gets its trained weights from planetary.torch.load_into, and can then be saved as any module; the "
+        "checkpoint's model.safetensors has the parameters of every model"
     )
 
 
@@ -225,7 +225,7 @@ def _published(
     names = [name for name in ("dtype", "torch_dtype") if name in source]  # the second before transformers 5
     now: dict[str, Any] = {
         "architectures": [family.architecture],
-        "model_type": family.model_type,
+        "model_type": family.name,
         **dict.fromkeys(names or ("dtype", "torch_dtype"), dtype),
         "dtype": dtype,
     }
@@ -239,7 +239,7 @@ def _published(
 
 def _has_same_sizes(family: Family, source: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """Whether a `config.json` stands for the given options, perhaps with unknown keys."""
-    if source.get("model_type") != family.model_type:
+    if source.get("model_type") != family.name:
         return False
     return all(given.get(name) == value for name, value in family.options(source).items())
 

@@ -1,45 +1,14 @@
-"""The rules, grouped by kind of operation; importing this package fills `rule_table`."""
+"""The rules, grouped by kind of operation; importing this package fills `rule_table`.
+
+There is no list of the modules: a rule is found by being in one of them.
+"""
 
 from __future__ import annotations
 
-from planetary.compiler.autodiff import rule_table
-from planetary.compiler.autodiff.rules import (
-    control_flow,
-    convolution,
-    dot,
-    elementwise,
-    fft,
-    gather_scatter,
-    rare,
-    reduce,
-    shape,
-    sorting,
-    window,
-)
-from planetary.compiler.autodiff.rules.library import composites, library_functions, softmax, special
-from planetary.compiler.autodiff.rules.matrices import lapack, linear_algebra, qr
+import importlib
+import pkgutil
 
-__all__ = [
-    "composite_names",
-    "composites",
-    "control_flow",
-    "convolution",
-    "dot",
-    "elementwise",
-    "fft",
-    "gather_scatter",
-    "lapack",
-    "library_functions",
-    "linear_algebra",
-    "qr",
-    "rare",
-    "reduce",
-    "shape",
-    "softmax",
-    "sorting",
-    "special",
-    "window",
-]
+from planetary.compiler.autodiff import rule_table
 
 _COMPOSITE = "stablehlo.composite @"
 
@@ -47,3 +16,7 @@ _COMPOSITE = "stablehlo.composite @"
 def composite_names() -> list[str]:
     """Names of the composites with an entry of their own; all others are replaced by their decomposition."""
     return [name.removeprefix(_COMPOSITE) for name in rule_table.entries() if name.startswith(_COMPOSITE)]
+
+
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)

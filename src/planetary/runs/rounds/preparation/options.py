@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planetary.core.config import Config, ModelConfig, is_function
-from planetary.core.configuration.families import family_of
+from planetary.core.configuration.family import family_of
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
 from planetary.core.configuration.weight_file import weight_file
 from planetary.core.errors import TrustError, UserError

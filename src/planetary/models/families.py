@@ -1,19 +1,12 @@
-"""Families of published models: their `config.json` as options of a model here and back, and the tensors' names.
-
-A family is a table. What it does not name it does not have: a key of `config.json` that would change numbers and is not
-in the table is refused (`_MATTERS`).
-"""
+"""The families of published models that are known."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from planetary.core.configuration.family import Family
 from planetary.core.configuration.published_values import (
-    ABSENT,
-    read_number,
     read_rope,
     read_size,
     read_table,
@@ -22,183 +15,13 @@ from planetary.core.configuration.published_values import (
 )
 from planetary.core.errors import UserError
 
-DECODER, MIXTURE = "planetary.models.llama:build", "planetary.models.moe:build"
-PLAIN: Mapping[str, Mapping[str, Any]] = {
-    DECODER: {
-        **dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias", "qk_norm", "learned_positions"), False),
-        **dict.fromkeys(("norm_plus_one", "parallel", "scale_embedding"), False),
-        **dict.fromkeys(("head_size", "window", "window_rope_base", "score_scale", "score_cap", "logit_cap")),
-        **{"rope_fraction": 1.0, "activation": "silu", "gated": True, "norm": "rms", "norm_place": "before"},
-        **{"fused": "no", "full_layers": [], "rope_scaling": None},
-    },
-    MIXTURE: {
-        **dict.fromkeys(("qkv_bias", "output_bias", "qk_norm"), False),
-        **dict.fromkeys(("head_size", "window", "rope_scaling")),
-        "share_gates": True,
-    },
-}
-"""Options of a function that say which form the model has -> values of the plain form, their defaults."""
-
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-_OFF: tuple[Any, ...] = (None, False)
-_MATTERS: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "lm_head_bias", "qk_layernorm"), _OFF),
-    **dict.fromkeys(("use_qk_norm", "use_bidirectional_attention", "use_sliding_window", "alibi"), _OFF),
-    **dict.fromkeys(("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "clip_qkv"), _OFF),
-    **dict.fromkeys(
-        ("query_pre_attn_scalar", "attention_multiplier", "no_rope_layers", "no_rope_layer_interval"), _OFF
-    ),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "quantization_config"), _OFF),
-    **dict.fromkeys(("partial_rotary_factor", "rotary_pct", "logit_scale", "logits_scaling"), (None, 1, 1.0)),
-    **dict.fromkeys(("embedding_multiplier", "residual_multiplier"), (None, 1, 1.0)),
-}
-"""Keys of `config.json` that change numbers in some family -> values with which they do not."""
-
-
-class Family:
-    """One family of published models.
-
-    Attributes:
-        model_type: as `config.json` says it.
-        architecture: class of `transformers`.
-        source: function that builds the same model here.
-        sizes: options -> keys with whole numbers, each needed.
-        keys: other options -> their key, and its value where `config.json` has none.
-        form: options that are the same in the whole family.
-        free: more options that `read` may set.
-        only: keys that may have these values alone; the first is written.
-        names: own beginnings of tensors' names -> stored ones, specific ones first; `*` is a number. A stored one with
-            a number more is one of a stack, which is one tensor here.
-        turned: ends of own names of stacks whose parts are stored transposed.
-        gates: parts of own names of matrices that are no linear layers in `transformers`, and get no adapters there.
-        spare: patterns of stored tensors (own names) that are no parameters.
-        theta: base of rotary positions without a key.
-    """
-
-    model_type: ClassVar[str]
-    architecture: ClassVar[str]
-    source: ClassVar[str] = DECODER
-    sizes: ClassVar[Mapping[str, str]] = {
-        "n_position": "max_position_embeddings",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_embd": "hidden_size",
-        "n_hidden": "intermediate_size",
-        "vocab_size": "vocab_size",
-    }
-    keys: ClassVar[Mapping[str, tuple[str, Any]]] = {
-        "norm_epsilon": ("rms_norm_eps", 1e-6),
-        "tie_embeddings": ("tie_word_embeddings", False),
-    }
-    form: ClassVar[Mapping[str, Any]] = {}
-    free: ClassVar[frozenset[str]] = frozenset({"head_size", "rope_scaling"})
-    only: ClassVar[Mapping[str, tuple[Any, ...]]] = {"hidden_act": ("silu",)}
-    names: ClassVar[Sequence[tuple[str, str]]] = ()
-    turned: ClassVar[tuple[str, ...]] = ()
-    gates: ClassVar[tuple[str, ...]] = ()
-    spare: ClassVar[tuple[str, ...]] = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
-    theta: ClassVar[float] = 10_000.0
-
-    def options(self, published: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of `source` a `config.json` stands for.
-
-        Raises:
-            UserError: it asks for a feature the model here lacks.
-        """
-        require_only(published, self.only)
-        options: dict[str, Any] = {own: read_size(published, name) for own, name in self.sizes.items()}
-        for own, (name, absent) in self.keys.items():
-            value = published.get(name, absent)
-            if isinstance(absent, bool) or value is None:
-                options[own] = value if value is None else bool(value)
-            else:
-                options[own] = read_size(published, name) if own == "window" else read_number(published, name, absent)
-        options |= {**self.form, **self.read(published, options)}
-        read = {*self.only, *self.sizes.values(), *(name for name, _ in self.keys.values())}
-        read.update(self.published_only(options))
-        require_only(published, {name: values for name, values in _MATTERS.items() if name not in read})
-        plain = PLAIN.get(self.source, {})
-        return {name: value for name, value in options.items() if value != plain.get(name, ABSENT)}
-
-    def published(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `config.json` of a model built with `options`, all of them."""
-        return {
-            **{name: options[own] for own, name in self.sizes.items() if own != "n_position"},
-            self.sizes["n_position"]: options["n_position"] or options["sequence_length"],
-            **{name: options[own] for own, (name, _) in self.keys.items()},
-            **{name: values[0] for name, values in self.only.items()},
-            **self.published_only(options),
-        }
-
-    def read(self, published: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that need more than a key; `options`: those that do not."""
-        given = {name: value for name, value in published.items() if value is not None}
-        found = {"n_kv_head": read_size({"num_key_value_heads": options["n_head"], **given}, "num_key_value_heads")}
-        width = read_size(given, "head_dim") if "head_dim" in given else None
-        found |= {"head_size": width} if width not in (None, options["n_embd"] // options["n_head"]) else {}
-        return {**found, **read_rope(published, options["n_position"], self.theta)}
-
-    def published_only(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys that `read` reads."""
-        return {
-            "num_key_value_heads": options["n_kv_head"],
-            "head_dim": options.get("head_size") or options["n_embd"] // options["n_head"],
-            **written_rope(options),
-        }
-
-    def describes(self, options: Mapping[str, Any]) -> bool:
-        """Whether a model that `source` builds with `options` is of this family."""
-        plain, free = PLAIN.get(self.source, {}), {*self.free, *self.keys, *self.sizes}
-        for name in {*plain, *self.form} - free:
-            usual = self.form.get(name, plain.get(name))
-            if options.get(name, plain.get(name, usual)) != usual:
-                return False
-        return not ("output_bias" in free and bool(options.get("qkv_bias")) != bool(options.get("output_bias")))
-
-    def unneeded(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return patterns of tensors (own names) that the weights may hold although they are no parameters here."""
-        return (*self.spare, *((self.own_name("lm_head.weight"),) if options.get("tie_embeddings") else ()))
-
-    def own_name(self, stored: str) -> str:
-        """Return the parameter's name here, or the name of a layer's kind (`fc1`)."""
-        return self.own_place(stored)[0]
-
-    def own_place(self, stored: str) -> tuple[str, int | None]:
-        """Return the parameter's name here, and the place in the stack it is a part of, if any."""
-        for pattern, replacement in self._to_own:
-            if match := pattern.match(stored):
-                numbers = list(match.groups())
-                own = replacement.replace("*", "{}")
-                place = int(numbers.pop()) if len(numbers) > replacement.count("*") else None
-                return own.format(*numbers) + stored[match.end() :], place
-        return stored, None
-
-    def stored_name(self, own: str) -> str:
-        """Return the name that `save_pretrained` gives a parameter; `*` stands for the place in a stack."""
-        for pattern, replacement in self._to_stored:
-            if match := pattern.match(own):
-                numbers = [*match.groups(), "*"]
-                return replacement.replace("*", "{}").format(*numbers) + own[match.end() :]
-        return own
-
-    @cached_property
-    def _to_own(self) -> list[tuple[re.Pattern[str], str]]:
-        ends = [(stored.rpartition(".")[2], own.rpartition(".")[2]) for own, stored in self.names if "*" in own]
-        return _patterns([(stored, own) for own, stored in self.names] + ends)
-
-    @cached_property
-    def _to_stored(self) -> list[tuple[re.Pattern[str], str]]:
-        return _patterns(self.names)
-
-
-def _patterns(names: Sequence[tuple[str, str]]) -> list[tuple[re.Pattern[str], str]]:
-    return [(re.compile(re.escape(a).replace(r"\*", r"(\d+)") + r"(?=\.|$)"), b) for a, b in names]
 
 
 class Gpt2(Family):
     """GPT-2. The head is the embedding; the folder's weights may or may not stand below `transformer.`"""
 
-    model_type, architecture, source = "gpt2", "GPT2LMHeadModel", "planetary.models.gpt2:build"
+    name, architecture, source = "gpt2", "GPT2LMHeadModel", "planetary.models.gpt2:build"
     sizes = {
         **{name: name for name in ("n_layer", "n_head", "n_embd", "vocab_size")},
         "n_position": "n_positions",
@@ -225,7 +48,20 @@ class Gpt2(Family):
         return {}
 
 
-class _Biased(Family):
+class _Decoder(Family):
+    """Families of the decoder here."""
+
+    source = "planetary.models.llama:build"
+    plain = {
+        **dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias", "qk_norm", "learned_positions"), False),
+        **dict.fromkeys(("norm_plus_one", "parallel", "scale_embedding"), False),
+        **dict.fromkeys(("head_size", "window", "window_rope_base", "score_scale", "score_cap", "logit_cap")),
+        **{"rope_fraction": 1.0, "activation": "silu", "gated": True, "norm": "rms", "norm_place": "before"},
+        **{"fused": "no", "full_layers": [], "rope_scaling": None},
+    }
+
+
+class _Biased(_Decoder):
     """Families in which one key gives biases to all of attention."""
 
     free = Family.free | {"qkv_bias", "output_bias"}
@@ -241,21 +77,21 @@ class _Biased(Family):
 class Llama(_Biased):
     """Llama, with stretched rotary positions, biases and a tied head where a folder has them."""
 
-    model_type, architecture = "llama", "LlamaForCausalLM"
+    name, architecture = "llama", "LlamaForCausalLM"
     keys = {**Family.keys, "mlp_bias": ("mlp_bias", False)}
 
 
-class Mistral(Family):
+class Mistral(_Decoder):
     """Mistral: Llama in which a token sees a window."""
 
-    model_type, architecture = "mistral", "MistralForCausalLM"
+    name, architecture = "mistral", "MistralForCausalLM"
     keys = {**Family.keys, "window": ("sliding_window", None)}
 
 
-class Qwen2(Family):
+class Qwen2(_Decoder):
     """Qwen2 and Qwen2.5: Llama with biases of queries, keys and values. Without sliding windows."""
 
-    model_type, architecture = "qwen2", "Qwen2ForCausalLM"
+    name, architecture = "qwen2", "Qwen2ForCausalLM"
     form = {"qkv_bias": True}
     only = {"hidden_act": ("silu",), "use_sliding_window": (False,), "sliding_window": (None, ...)}
 
@@ -263,7 +99,7 @@ class Qwen2(Family):
 class Qwen3(_Biased):
     """Qwen3: Llama with normalised queries and keys, and heads of their own size. Without sliding windows."""
 
-    model_type, architecture = "qwen3", "Qwen3ForCausalLM"
+    name, architecture = "qwen3", "Qwen3ForCausalLM"
     form = {"qk_norm": True}
     only = Qwen2.only
 
@@ -277,7 +113,7 @@ _FULL, _NEAR = "full_attention", "sliding_attention"
 class Gemma2(_Biased):
     """Gemma 2: norms around attention and MLP, bounded scores, a window in every other layer."""
 
-    model_type, architecture = "gemma2", "Gemma2ForCausalLM"
+    name, architecture = "gemma2", "Gemma2ForCausalLM"
     keys = {
         "norm_epsilon": ("rms_norm_eps", 1e-6),
         "tie_embeddings": ("tie_word_embeddings", True),
@@ -293,7 +129,7 @@ class Gemma2(_Biased):
 
     def read(self, published: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         every = read_size({"sliding_window_pattern": self.every, **published}, "sliding_window_pattern")
-        every = self.every if self.model_type == "gemma2" else every
+        every = self.every if self.name == "gemma2" else every
         kinds = published.get("layer_types") or [_FULL if i % every == 0 else _NEAR for i in self._layers(options)]
         if (
             not isinstance(kinds, list)
@@ -327,7 +163,7 @@ class Gemma2(_Biased):
 class Gemma3(Gemma2):
     """Gemma 3 (text): Gemma 2 with normalised queries and keys, and rotary positions by kind of layer."""
 
-    model_type, architecture = "gemma3_text", "Gemma3ForCausalLM"
+    name, architecture = "gemma3_text", "Gemma3ForCausalLM"
     keys = {
         **Gemma2.keys,
         **{"score_cap": ("attn_logit_softcapping", None), "logit_cap": ("final_logit_softcapping", None)},
@@ -355,10 +191,10 @@ class Gemma3(Gemma2):
         return {**found, "rope_parameters": both, "rope_local_base_freq": near}
 
 
-class Phi3(Family):
+class Phi3(_Decoder):
     """Phi-3 and Phi-4: Llama with one matrix for queries, keys and values, and one for gate and up."""
 
-    model_type, architecture = "phi3", "Phi3ForCausalLM"
+    name, architecture = "phi3", "Phi3ForCausalLM"
     keys = {**Mistral.keys, "norm_epsilon": ("rms_norm_eps", 1e-5)}
     form = {"fused": "rows"}
     free = Family.free | {"rope_fraction"}
@@ -373,10 +209,10 @@ class Phi3(Family):
         return {**found, **part, "rope_parameters": {**found["rope_parameters"], **part}}
 
 
-class GptNeox(Family):
+class GptNeox(_Decoder):
     """GPT-NeoX and Pythia: layer norms, biases, a plain MLP, attention and MLP side by side."""
 
-    model_type, architecture = "gpt_neox", "GPTNeoXForCausalLM"
+    name, architecture = "gpt_neox", "GPTNeoXForCausalLM"
     keys = {
         "norm_epsilon": ("layer_norm_eps", 1e-5),
         "tie_embeddings": ("tie_word_embeddings", False),
@@ -417,10 +253,10 @@ class GptNeox(Family):
         }
 
 
-class Opt(Family):
+class Opt(_Decoder):
     """OPT: learned positions, layer norms, biases and a plain MLP. Without the 350m, whose norms follow."""
 
-    model_type, architecture = "opt", "OPTForCausalLM"
+    name, architecture = "opt", "OPTForCausalLM"
     sizes = {**Family.sizes, "n_hidden": "ffn_dim"}
     keys = {"tie_embeddings": ("tie_word_embeddings", True)}
     form = {
@@ -457,7 +293,7 @@ class Opt(Family):
 class Olmo2(_Biased):
     """OLMo 2: norms after attention and MLP, queries and keys normalised over all heads."""
 
-    model_type, architecture = "olmo2", "Olmo2ForCausalLM"
+    name, architecture = "olmo2", "Olmo2ForCausalLM"
     keys = {**Family.keys, "norm_epsilon": ("rms_norm_eps", 1e-5)}
     form = {"norm_place": "after", "qk_norm": "all"}
 
@@ -465,7 +301,12 @@ class Olmo2(_Biased):
 class Mixtral(Family):
     """Mixtral: Mistral with experts in place of the MLP. The published balance of the loss has no effect here."""
 
-    model_type, architecture, source = "mixtral", "MixtralForCausalLM", MIXTURE
+    name, architecture, source = "mixtral", "MixtralForCausalLM", "planetary.models.moe:build"
+    plain = {
+        **dict.fromkeys(("qkv_bias", "output_bias", "qk_norm"), False),
+        **dict.fromkeys(("head_size", "window", "rope_scaling")),
+        "share_gates": True,
+    }
     sizes = {**Family.sizes, "n_expert": "num_local_experts", "n_active": "num_experts_per_tok"}
     keys = {**Mistral.keys, "norm_epsilon": ("rms_norm_eps", 1e-5)}
     form = {"balance": 0.0}
@@ -492,7 +333,8 @@ class Mixtral(Family):
 class Qwen3Moe(_Biased):
     """Qwen3 with experts in place of every MLP. The published balance of the loss has no effect here."""
 
-    model_type, architecture, source = "qwen3_moe", "Qwen3MoeForCausalLM", MIXTURE
+    name, architecture, source = "qwen3_moe", "Qwen3MoeForCausalLM", Mixtral.source
+    plain = Mixtral.plain
     sizes = {
         **Family.sizes,
         **{"n_hidden": "moe_intermediate_size", "n_expert": "num_experts", "n_active": "num_experts_per_tok"},
@@ -525,18 +367,3 @@ def _read_activation(published: Mapping[str, Any], name: str, absent: str) -> st
 
 def _written_activation(options: Mapping[str, Any]) -> str:
     return next(name for name, own in _ACTIVATIONS.items() if own == options["activation"])
-
-
-FAMILIES: tuple[Family, ...] = (
-    *(Gpt2(), Llama(), Mistral(), Qwen2(), Qwen3(), Gemma2(), Gemma3(), Phi3(), GptNeox(), Opt(), Olmo2()),
-    *(Mixtral(), Qwen3Moe()),
-)
-
-
-def family_of(source: str, options: Mapping[str, Any], model_type: str = "") -> Family | None:
-    """Return the family of a model that `source` builds with `options`; None: there is none.
-
-    Several may describe it: `model_type` is then preferred.
-    """
-    found = [family for family in FAMILIES if family.source == source and family.describes(options)]
-    return next((family for family in found if family.model_type == model_type), found[0] if found else None)

@@ -73,6 +73,9 @@ class _Biased(_Decoder):
     def published_only(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return {**super().published_only(options), "attention_bias": bool(options.get("output_bias"))}
 
+    def describes(self, options: Mapping[str, Any]) -> bool:
+        return super().describes(options) and bool(options.get("qkv_bias")) == bool(options.get("output_bias"))
+
 
 class Llama(_Biased):
     """Llama, with stretched rotary positions, biases and a tied head where a folder has them."""

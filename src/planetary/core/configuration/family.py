@@ -135,7 +135,7 @@ class Family:
             usual = self.form.get(name, self.plain.get(name))
             if options.get(name, self.plain.get(name, usual)) != usual:
                 return False
-        return not ("output_bias" in free and bool(options.get("qkv_bias")) != bool(options.get("output_bias")))
+        return True
 
     def unneeded(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return patterns of tensors (own names) that the weights may hold although they are no parameters here."""

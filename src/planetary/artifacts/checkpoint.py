@@ -183,6 +183,16 @@ def load_latest(folder: str | Path) -> Checkpoint:
         raise TrustError(f"{error}. {offer}") from None
 
 
+def checkpoint_to_resume(folder: str | Path, chosen: Path | None) -> Checkpoint | None:
+    """Return the checkpoint that a run with this folder of checkpoints goes on from: the `chosen` one, or the newest.
+
+    None: the run ended before the first one. Raises as `load_latest`.
+    """
+    if chosen is not None:
+        return load_checkpoint(chosen)
+    return load_latest(folder) if list_checkpoints(folder) else None
+
+
 def go_back(folder: str | Path, newest: int, files: DurableFiles = DISK) -> Checkpoint | None:
     """Return the newest intact checkpoint of a round up to `newest`, None without one; those after it are removed.
 

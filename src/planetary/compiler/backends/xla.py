@@ -15,8 +15,8 @@ from jax._src import xla_bridge
 from jaxlib import xla_client
 
 from planetary.compiler import ir
+from planetary.compiler.rewrites.barriers import barriers_to_selects
 from planetary.compiler.rewrites.precision import exact_products, widen_factors
-from planetary.compiler.step.remat import barriers_to_selects
 from planetary.core.errors import CompileError, ResourceError, UserError
 
 _MESH = "island"

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from planetary.artifacts.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_latest
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.config import Config, to_toml
@@ -104,17 +103,6 @@ def earlier_records(folder: Path, reader: KindReader[Any], *, resume: bool) -> l
     if resume and not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     return earlier
-
-
-def checkpoint_to_resume(folder: Path, chosen: Path | None) -> Checkpoint | None:
-    """Return the checkpoint that the run in `folder` goes on from: the `chosen` one, or the newest.
-
-    None: the run ended before the first checkpoint. Raises `TrustError` for a damaged one.
-    """
-    if chosen is not None:
-        return load_checkpoint(chosen)
-    checkpoints = folder / CHECKPOINTS
-    return load_latest(checkpoints) if list_checkpoints(checkpoints) else None
 
 
 def has_run(folder: Path) -> bool:

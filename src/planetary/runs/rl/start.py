@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from planetary.artifacts.checkpoint import Checkpoint
+from planetary.artifacts.checkpoint import Checkpoint, checkpoint_to_resume
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.artifacts.store import BlobStore, write_atomically
@@ -17,11 +17,11 @@ from planetary.core.configuration.strict import own_files
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec, digest_of
 from planetary.fleet.gateway.run_files import (
+    CHECKPOINTS,
     EVENTS,
     MANIFEST,
     METRICS,
     STEP,
-    checkpoint_to_resume,
     earlier_records,
     keep_code,
     write_config,
@@ -104,7 +104,7 @@ def begin_policy(
             "the first values back, or begin another run"
         )
     state = replay(earlier, ReinforcementState(), folder / EVENTS)
-    found = checkpoint_to_resume(folder, options.resume_from)
+    found = checkpoint_to_resume(folder / CHECKPOINTS, options.resume_from)
     mark, outer = Mark(0, 0, 1), initial
     if found is not None:
         _check_same(found, prepared, policy)

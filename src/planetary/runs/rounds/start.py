@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from planetary.artifacts.checkpoint import Checkpoint
+from planetary.artifacts.checkpoint import Checkpoint, checkpoint_to_resume
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, config_hash
@@ -22,9 +22,9 @@ from planetary.data.prepared_data import PreparedData
 from planetary.data.slices import LeaseLedger, eval_chunks
 from planetary.data.token_file import TokenFile
 from planetary.fleet.gateway.run_files import (
+    CHECKPOINTS,
     EVENTS,
     METRICS,
-    checkpoint_to_resume,
     earlier_records,
     keep_code,
     write_config,
@@ -136,7 +136,7 @@ def _resume(
 ) -> RoundsStart:
     folder, specs = options.folder, prepared.step.spec.params
     replay(earlier, state, folder / EVENTS)
-    checkpoint = checkpoint_to_resume(folder, options.resume_from)
+    checkpoint = checkpoint_to_resume(folder / CHECKPOINTS, options.resume_from)
     if checkpoint is not None:
         _check_same(checkpoint, prepared, policy)
     mark, outer = outer_state_of(checkpoint, prepared)

@@ -34,8 +34,8 @@ from planetary.data.bigram import bigram_baseline
 from planetary.data.reader import batches, read_slice
 from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
+from planetary.runtime.executor import StepExecutor, open_executor
 from planetary.runtime.host import host_features
-from planetary.runtime.iree_executor import IreeExecutor
 from planetary.sync.contributions import Contribution
 from planetary.sync.outer import initial_state, outer_step, published_params
 from planetary.sync.outer_optimizers import optimizer_of
@@ -73,15 +73,17 @@ def as_baseline(config: Config, factor: float) -> Config:
     )
 
 
-def open_executors(config: Config, prepared: Prepared, cache: Path, threads: int | None) -> list[IreeExecutor]:
+def open_executors(config: Config, prepared: Prepared, cache: Path, threads: int | None) -> list[StepExecutor]:
     """Return one executor per logical worker, so that each keeps its own optimizer state."""
     store = BlobStore(cache / "blobs")
     artifact = compile_artifact(prepared.step, Target("cpu", "host", host_features()), store)
     path = store.verified_path(artifact.digest)
-    return [IreeExecutor(path, prepared.step.spec, threads=threads) for _ in range(config.fabric.workers)]
+    return [
+        open_executor(path, prepared.step.spec, threads=threads, backend="cpu") for _ in range(config.fabric.workers)
+    ]
 
 
-def held_out_loss(executor: IreeExecutor, tokens: np.ndarray, config: Config) -> float:
+def held_out_loss(executor: StepExecutor, tokens: np.ndarray, config: Config) -> float:
     losses = [
         executor.eval_step(batch) for batch in batches(tokens, config.train.batch_size, config.train.sequence_length)
     ]
@@ -108,7 +110,7 @@ def train(name: str, config: Config, points: int, cache: Path, threads: int | No
     for executor in executors:
         executor.load(published_params(specs, state.params), prepared.buffer_values, None)
 
-    def train_lease(executor: IreeExecutor, lease: int, start: Tensors, first: int) -> tuple[Contribution, list[float]]:
+    def train_lease(executor: StepExecutor, lease: int, start: Tensors, first: int) -> tuple[Contribution, list[float]]:
         executor.set_params(start)
         if config.train.inner_state == "reset":
             executor.reset_opt_state()

@@ -27,7 +27,7 @@ from planetary.runs.federation.config import SiteEntry
 from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
 from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runs.rounds.worker.compute import batches_of
-from planetary.runtime.pjrt_executor import PjrtExecutor
+from planetary.runtime.executor import open_executor
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.training import StepTraining
 
@@ -47,7 +47,9 @@ def main() -> None:
         config = with_model_shapes(read_config(TINY, [*given, "optimizer.schedule=constant"]))
         prepared = prepare_run(config, Path(folder), lambda stage: None)
         spec = prepared.step.spec
-        executor = PjrtExecutor(BlobStore(Path(folder) / "blobs").path(spec.stablehlo_digest), spec)
+        executor = open_executor(
+            BlobStore(Path(folder) / "blobs").path(spec.stablehlo_digest), spec, backend="pjrt:cpu"
+        )
         step, config = StepTraining(prepared, Path(folder), executor), prepared.config
         nbytes = sum(one.nbytes for one in spec.params)
 

@@ -37,7 +37,7 @@ from planetary.runs.mixture.training.expert_work import improve
 from planetary.runs.mixture.training.initial import initial_training
 from planetary.runs.mixture.training.participant_states import ComposerState
 from planetary.runs.mixture.training.settings import MoeTraining
-from planetary.runtime.program_runner import Program
+from planetary.runtime.device_program import Program
 
 replace = msgspec.structs.replace
 OPTIONS = StepOptions()

@@ -25,9 +25,8 @@ from planetary.core.step import ProgramSpec
 from planetary.fleet.preparation.program_compiling import reference_from_xla
 from planetary.runs.mixture.preparation import prepare_mixture
 from planetary.runtime.device_check import check_program
-from planetary.runtime.device_program import run_once
+from planetary.runtime.device_program import open_program
 from planetary.runtime.host import host_features
-from planetary.runtime.program_runner import open_program
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -63,10 +62,7 @@ def main() -> None:
             check = lambda: check_program(loaded, reference, spec.functions)  # noqa: B023, E731
             first_s, report = timed(check)
             again_s, _ = timed(check)
-            one = statistics.median(
-                timed(lambda: run_once(loaded, "composer_gradients", given))[0]  # noqa: B023
-                for _ in range(5)
-            )
+            one = statistics.median(timed(lambda: loaded("composer_gradients", given))[0] for _ in range(5))  # noqa: B023
             print(
                 f"{backend}: compiled in {compile_s:.1f} s, opened in {open_s:.2f} s, checked in {first_s:.2f} s, "
                 f"again in {again_s:.2f} s = {again_s / one:.1f} × composer_gradients ({1e3 * one:.0f} ms); worst "

@@ -132,10 +132,10 @@ def _compile_iree(step: Any, path: Path) -> None:
 def _run_iree(module: Path, spec_file: Path) -> dict[str, Any]:
     """In a process without JAX, whose memory is the step's alone."""
     from planetary.core.step import StepSpec
-    from planetary.runtime.iree_executor import IreeExecutor
+    from planetary.runtime.executor import open_executor
 
     spec = msgspec.json.decode(spec_file.read_bytes(), type=StepSpec)
-    executor = IreeExecutor(module, spec)
+    executor = open_executor(module, spec, backend="cpu")
     executor.load(dict(zip([t.name for t in spec.params], _start(spec, {}), strict=True)), {}, None)
     batch = _batch(spec)
     before = _memory_mib("VmRSS")

@@ -44,8 +44,8 @@ from planetary.runs.serve.program.shape import PAGE, decode_name, prefill_name
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import Drawing, SamplingOptions
+from planetary.runtime.device_program import Program, open_program
 from planetary.runtime.host import host_features
-from planetary.runtime.program_runner import Program, open_program
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 TOKENS = 64

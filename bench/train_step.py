@@ -93,7 +93,7 @@ def _peak_mib() -> float:
 
 def _executor(artifact: Path, params: Any, batch: Any, backend: str, threads: int) -> Callable[[int], float]:
     from planetary.core.step import StepSpec
-    from planetary.runtime.backends import open_executor
+    from planetary.runtime.executor import open_executor
 
     spec = msgspec.json.decode((artifact.parent / "spec.json").read_bytes(), type=StepSpec)
     executor = open_executor(artifact, spec, backend=backend, threads=threads)

@@ -47,7 +47,7 @@ def missing(backend: str) -> str:
         return missing("cuda")
     import iree.runtime as iree
 
-    from planetary.runtime.iree_executor import DRIVERS
+    from planetary.runtime.iree_device import DRIVERS
 
     if DRIVERS[backend] not in iree.query_available_drivers():
         return f"this build of IREE's runtime has no {backend} driver"
@@ -60,8 +60,8 @@ def missing(backend: str) -> str:
 
 def run_step(case: Case) -> dict[str, Any]:
     """Check the step against its reference, and time it."""
-    from planetary.runtime.backends import open_executor
     from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds
+    from planetary.runtime.executor import open_executor
 
     assert case.spec is not None
     began = time.perf_counter()

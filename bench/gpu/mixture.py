@@ -22,7 +22,7 @@ def compare(backend: str) -> dict[str, Any]:
     from planetary.core.step import ProgramSpec
     from planetary.fleet.preparation.program_compiling import reference_from_xla
     from planetary.runtime.device_check import check_program
-    from planetary.runtime.program_runner import Program, open_program
+    from planetary.runtime.device_program import Program, open_program
 
     folder = ARTIFACTS / "mixture"
     spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=ProgramSpec)

@@ -66,7 +66,7 @@ def ours(run: Path, weights: str) -> dict[str, Any]:
     from planetary.runs.serve.program.shape import decode_name, prefill_name
     from planetary.runs.serve.role import LoadedModel
     from planetary.runs.serve.scheduling.sampling import Drawing, SamplingOptions
-    from planetary.runtime.program_runner import Program, open_program
+    from planetary.runtime.device_program import Program, open_program
 
     began = time.perf_counter()
     serve = {"weights": weights, "batch": 8, "context": 1024 if not REHEARSAL else 128}

@@ -88,7 +88,7 @@ def contend(name: str, precision: str, folder: Path) -> None:
 
 def _planetary(folder: Path, spec: Any, _: Any, params: Any, batch: Any, precision: str) -> Any:
     from planetary.compiler.backends import xla
-    from planetary.runtime.backends import open_executor
+    from planetary.runtime.executor import open_executor
 
     if precision == "tf32":
         xla.exact_products = lambda module: 0
@@ -97,7 +97,7 @@ def _planetary(folder: Path, spec: Any, _: Any, params: Any, batch: Any, precisi
 
 
 def _planetary_iree(folder: Path, spec: Any, _: Any, params: Any, batch: Any, __: str) -> Any:
-    from planetary.runtime.backends import open_executor
+    from planetary.runtime.executor import open_executor
 
     executor = open_executor(folder / "step.vmfb", spec, backend=IREE)
     return lambda: _started(executor, params, batch)

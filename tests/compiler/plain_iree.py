@@ -22,6 +22,6 @@ def run_here(text: str, *arguments: np.ndarray, flags: tuple[str, ...] = ()) -> 
 
 
 def _device() -> iree.HalDevice:
-    from planetary.runtime.iree_executor import open_device
+    from planetary.runtime.iree_device import open_device
 
     return open_device("cpu", 0, None)

@@ -21,8 +21,8 @@ from planetary.compiler.step.train_step import TrainStep, build_train_step
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import to_host_dtype
+from planetary.runtime.executor import open_executor
 from planetary.runtime.host import host_features
-from planetary.runtime.iree_executor import IreeExecutor
 
 FILES = Path(__file__).parent / "torch_exports"
 NAMES = sorted(path.stem for path in FILES.glob("*.mlir"))
@@ -234,7 +234,7 @@ def test_the_compiled_step_is_verified_and_the_loss_falls(name: str, tmp_path: P
     report = verify_artifact(
         step,
         artifact,
-        lambda made, spec: IreeExecutor(store.path(store.put(made.data)), spec),
+        lambda made, spec: open_executor(store.path(store.put(made.data)), spec, backend="cpu"),
         params=params,
         buffers=buffers,
         local=host,
@@ -247,7 +247,7 @@ def test_the_compiled_step_is_verified_and_the_loss_falls(name: str, tmp_path: P
     assert manifest.notes == report.notes == step.notes != ()
     assert step.notes[0] in report.summary
     batch = numbers(model)[1]
-    run = IreeExecutor(store.path(artifact.digest), step.spec)
+    run = open_executor(store.path(artifact.digest), step.spec, backend="cpu")
     try:
         run.load(params, buffers, None)
         losses = [run.train_step(index, 0.02, batch)[0] for index in range(12)]

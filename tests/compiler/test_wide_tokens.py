@@ -18,8 +18,8 @@ from planetary.compiler.step.train_step import TrainStep, build_train_step
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.tensors import host_dtype, stablehlo_dtype
+from planetary.runtime.executor import StepExecutor, open_executor
 from planetary.runtime.host import host_features
-from planetary.runtime.iree_executor import IreeExecutor
 from token_models import text_model
 
 PAIRS = [("int64", "int64"), ("uint16", "uint16"), ("uint32", "int64"), ("int32", "uint16")]
@@ -87,8 +87,8 @@ def test_iree_computes_the_same_with_every_token_type(inputs: str, targets: str,
     artifact = compile_artifact(step, local)
     (tmp_path / "step.vmfb").write_bytes(artifact.data)
 
-    def runner() -> IreeExecutor:
-        return IreeExecutor(tmp_path / "step.vmfb", step.spec)
+    def runner() -> StepExecutor:
+        return open_executor(tmp_path / "step.vmfb", step.spec, backend="cpu")
 
     verify_artifact(step, artifact, lambda *_: runner(), params=made.initial("param"), buffers={}, local=local)
     drawn = make_trial(step.spec, made.initial("param"), {})

@@ -29,8 +29,8 @@ from planetary.core.config import config_from_tables, to_toml
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.runs.rounds.preparation.options import builder_options
+from planetary.runtime.executor import open_executor
 from planetary.runtime.host import host_features
-from planetary.runtime.iree_executor import IreeExecutor
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GPT = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32, "sequence_length": 8, "batch_size": 2}
@@ -339,7 +339,7 @@ def test_the_compiled_step_is_the_references(example: str, options: dict[str, in
     report = verify_artifact(
         step,
         compile_artifact(step, host, store),
-        lambda artifact, spec: IreeExecutor(store.path(artifact.digest), spec),
+        lambda artifact, spec: open_executor(store.path(artifact.digest), spec, backend="cpu"),
         params=model.initial("param"),
         buffers=model.initial("buffer"),
         local=host,

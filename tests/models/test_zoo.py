@@ -21,8 +21,8 @@ from planetary.core.errors import UserError
 from planetary.models import gpt2, llama, mamba2, moe, vit
 from planetary.models.initial import count, undrawn
 from planetary.models.zoo import ZOO
+from planetary.runtime.executor import open_executor
 from planetary.runtime.host import host_features
-from planetary.runtime.iree_executor import IreeExecutor
 
 TOKEN_MODELS = [name for name, model in ZOO.items() if model.batch == "tokens"]
 
@@ -132,7 +132,7 @@ def test_the_compiled_training_step_is_the_references(name: str, tmp_path: Path)
     report = verify_artifact(
         step,
         compile_artifact(step, host, store),
-        lambda artifact, spec: IreeExecutor(store.path(artifact.digest), spec),
+        lambda artifact, spec: open_executor(store.path(artifact.digest), spec, backend="cpu"),
         params=model.initial("param"),
         buffers=model.initial("buffer"),
         local=host,

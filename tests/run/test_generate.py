@@ -28,7 +28,7 @@ from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed
 from planetary.runs.serve.scheduling.sequences import SequenceRequest, Token
-from planetary.runtime.program_runner import XlaRunner
+from planetary.runtime.device_program import open_on_xla
 
 OPTIONS = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "sequence_length": 16}
 VOCABULARY = 50
@@ -139,7 +139,7 @@ def test_generate_gives_the_text_of_a_server(tmp_path: Path, capsys: pytest.Capt
     model = load_trained(tmp_path / "run")
     shape = model.shape(ServeConfig(batch=4))
     server = LocalSequences(
-        LoadedModel(XlaRunner(model.program(shape)), shape, model.arrays()), shape, model.vocabulary
+        LoadedModel(open_on_xla(model.program(shape)), shape, model.arrays()), shape, model.vocabulary
     )
     prompt, greedy = "def f(x):", {0: 0.0}
     for number in range(4):

@@ -19,7 +19,7 @@ from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runs.rounds.worker.compute import inner_steps
-from planetary.runtime.pjrt_executor import PjrtExecutor
+from planetary.runtime.executor import open_executor
 
 pytestmark = pytest.mark.slow  # XLA compiles the training step once
 
@@ -52,7 +52,7 @@ def test_one_worker_with_plain_outer_steps_is_plain_training(tables: dict[str, A
     done = planetary.simulate(tables, workers=1, overrides=outer, cache=shared_cache)
     prepared = prepare_run(done.config, shared_cache, lambda stage: None)
     spec, config = prepared.step.spec, done.config
-    executor = PjrtExecutor(BlobStore(shared_cache / "blobs").path(spec.stablehlo_digest), spec)
+    executor = open_executor(BlobStore(shared_cache / "blobs").path(spec.stablehlo_digest), spec, backend="pjrt:cpu")
     executor.load(prepared.params, prepared.buffer_values, None)
     losses = []
     for round_ in range(3):

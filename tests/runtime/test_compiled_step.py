@@ -25,8 +25,11 @@ from planetary.core.artifact_label import read_label
 from planetary.core.errors import ClosedError, CompileError, LocalProtocolError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.step_trial import TRIAL_RATE, TRIAL_STEP
+from planetary.core.tensors import TensorSpec
+from planetary.runtime.device_program import Handle, Program, WrappedProgram, open_program
+from planetary.runtime.executor import StepExecutor, open_executor
 from planetary.runtime.host import architecture, host_features
-from planetary.runtime.iree_executor import IreeExecutor, iree_version
+from planetary.runtime.iree_device import iree_version
 
 pytestmark = pytest.mark.compiles
 
@@ -42,8 +45,8 @@ class Built:
     artifact: Artifact
     store: BlobStore
 
-    def executor(self) -> IreeExecutor:
-        made = IreeExecutor(self.store.path(self.artifact.digest), self.step.spec)
+    def executor(self) -> StepExecutor:
+        made = open_executor(self.store.path(self.artifact.digest), self.step.spec, backend="cpu")
         made.load(self.model.initial("param"), self.model.initial("buffer"), None)
         return made
 
@@ -57,7 +60,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @pytest.fixture
-def executor(built: Built) -> Iterator[IreeExecutor]:
+def executor(built: Built) -> Iterator[StepExecutor]:
     made = built.executor()
     yield made
     made.close()
@@ -118,7 +121,7 @@ def test_newer_nvidia_chips_get_the_newest_known_code() -> None:
 
 
 @pytest.mark.essential
-def test_steps_are_those_of_the_reference(built: Built, executor: IreeExecutor) -> None:
+def test_steps_are_those_of_the_reference(built: Built, executor: StepExecutor) -> None:
     trial = verification.make_trial(built.step.spec, built.model.initial("param"), {})
     expected = verification.run_expected(built.step, trial)
     executor.load(trial.params, trial.buffers, trial.opt_state)
@@ -130,7 +133,7 @@ def test_steps_are_those_of_the_reference(built: Built, executor: IreeExecutor) 
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-7, err_msg=name)
 
 
-def test_state_stays_on_the_device_and_the_loss_falls(executor: IreeExecutor, batch: list[np.ndarray]) -> None:
+def test_state_stays_on_the_device_and_the_loss_falls(executor: StepExecutor, batch: list[np.ndarray]) -> None:
     before = executor.eval_step(batch)
     first = executor.train_step(0, RATE, batch)
     assert first.loss == pytest.approx(before, rel=1e-6)
@@ -140,7 +143,7 @@ def test_state_stays_on_the_device_and_the_loss_falls(executor: IreeExecutor, ba
     assert int(executor.read_opt_state()["adam.count"]) == 12
 
 
-def test_a_saved_state_goes_on_bit_for_bit(built: Built, executor: IreeExecutor, batch: list[np.ndarray]) -> None:
+def test_a_saved_state_goes_on_bit_for_bit(built: Built, executor: StepExecutor, batch: list[np.ndarray]) -> None:
     for step in range(3):
         executor.train_step(step, RATE, batch)
     params, state = executor.read_params(), executor.read_opt_state()
@@ -149,7 +152,7 @@ def test_a_saved_state_goes_on_bit_for_bit(built: Built, executor: IreeExecutor,
     assert [executor.train_step(step, RATE, batch) for step in range(3, 6)] == expected
 
 
-def test_what_was_read_is_a_copy(executor: IreeExecutor, batch: list[np.ndarray]) -> None:
+def test_what_was_read_is_a_copy(executor: StepExecutor, batch: list[np.ndarray]) -> None:
     params = executor.read_params()
     kept = {name: value.copy() for name, value in params.items()}
     executor.train_step(0, RATE, batch)
@@ -161,7 +164,7 @@ def test_what_was_read_is_a_copy(executor: IreeExecutor, batch: list[np.ndarray]
     assert any((into[name] != kept[name]).any() for name in into)
 
 
-def test_what_was_loaded_is_not_written_to(built: Built, executor: IreeExecutor, batch: list[np.ndarray]) -> None:
+def test_what_was_loaded_is_not_written_to(built: Built, executor: StepExecutor, batch: list[np.ndarray]) -> None:
     params = {name: value.copy() for name, value in built.model.initial("param").items()}
     executor.set_params(params)
     executor.train_step(0, RATE, batch)
@@ -170,7 +173,7 @@ def test_what_was_loaded_is_not_written_to(built: Built, executor: IreeExecutor,
 
 
 def test_new_parameters_keep_the_optimizer_state_until_reset(
-    built: Built, executor: IreeExecutor, batch: list[np.ndarray]
+    built: Built, executor: StepExecutor, batch: list[np.ndarray]
 ) -> None:
     executor.train_step(0, RATE, batch)
     executor.set_params(built.model.initial("param"))
@@ -180,7 +183,7 @@ def test_new_parameters_keep_the_optimizer_state_until_reset(
 
 
 def test_other_threads_go_on_during_a_step(
-    executor: IreeExecutor, batch: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    executor: StepExecutor, batch: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a switch interval longer than the test, this thread counts only if the binding lets it in."""
     beats, seen = 0, []
@@ -211,7 +214,7 @@ def test_other_threads_go_on_during_a_step(
 
 
 def test_misuse_is_named(built: Built, batch: list[np.ndarray]) -> None:
-    made = IreeExecutor(built.store.path(built.artifact.digest), built.step.spec)
+    made = open_executor(built.store.path(built.artifact.digest), built.step.spec, backend="cpu")
     with pytest.raises(LocalProtocolError, match="before `load`"):
         made.eval_step(batch)
     params = built.model.initial("param")
@@ -236,25 +239,23 @@ def test_a_module_of_another_version_or_job_is_not_loaded(built: Built, tmp_path
     assert changed != built.artifact.data
     (tmp_path / "skewed").write_bytes(changed)
     with pytest.raises(TrustError, match=rf"0+, this process has {iree_version()}"):
-        IreeExecutor(tmp_path / "skewed", built.step.spec)
+        open_executor(tmp_path / "skewed", built.step.spec, backend="cpu")
     other = build_train_step(built.model, StepOptions(beta1=0.8))
     with pytest.raises(TrustError, match="the job is about"):
-        IreeExecutor(built.store.path(built.artifact.digest), other.spec)
+        open_executor(built.store.path(built.artifact.digest), other.spec, backend="cpu")
 
 
 # --- the check before publishing ----------------------------------------------------------------------------
 
 
 def _verify(built: Built, artifact: Artifact, cache: BlobStore | None = None, wrong: str = "") -> VerifyReport:
-    class Wrong(IreeExecutor):
-        def read_params(self, into: object = None) -> dict[str, np.ndarray]:
-            found = super().read_params()
-            if wrong:
-                found[wrong] = found[wrong] - 1e-3 * np.sign(found[wrong])
-            return found
+    class Wrong(WrappedProgram):
+        def get(self, spec: TensorSpec, handle: Handle, into: np.ndarray | None = None) -> np.ndarray:
+            found = super().get(spec, handle, into)
+            return found - 1e-3 * np.sign(found) if spec.name == wrong else found
 
-    def open_runner(subject: Artifact, spec: StepSpec) -> IreeExecutor:
-        return Wrong(built.store.path(subject.digest), spec)
+    def open_runner(subject: Artifact, spec: StepSpec) -> StepExecutor:
+        return StepExecutor(Wrong(open_program(subject.data, Program(b"", spec.functions), backend="cpu")), spec)
 
     return verify_artifact(
         built.step,
@@ -328,12 +329,12 @@ def test_opening_and_closing_never_waits_forever(built: Built, batch: list[np.nd
         assert not thread.is_alive()
 
 
-def test_one_thread_pool_per_process(built: Built, executor: IreeExecutor) -> None:
+def test_one_thread_pool_per_process(built: Built, executor: StepExecutor) -> None:
     with pytest.raises(UserError, match="another process"):
-        IreeExecutor(built.store.path(built.artifact.digest), built.step.spec, threads=97)
+        open_executor(built.store.path(built.artifact.digest), built.step.spec, threads=97, backend="cpu")
 
 
 def test_a_device_number_counts_from_the_first(built: Built) -> None:
     """-1 would be the driver's last device."""
     with pytest.raises(UserError, match="starts at 0, found -1"):
-        IreeExecutor(built.store.path(built.artifact.digest), built.step.spec, device_id=-1)
+        open_executor(built.store.path(built.artifact.digest), built.step.spec, device_id=-1, backend="cpu")

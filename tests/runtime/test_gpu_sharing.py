@@ -17,7 +17,7 @@ from planetary.compiler import ir
 from planetary.compiler.backends import pipeline, xla
 from planetary.compiler.backends.iree import run_compiler
 from planetary.core.errors import CompileError, ResourceError
-from planetary.runtime import backends, pjrt_executor
+from planetary.runtime import backends, pjrt_device
 
 DOT = "stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]"
 F32 = "(tensor<2x3xf32>, tensor<3x2xf32>) -> tensor<2x2xf32>"
@@ -105,9 +105,9 @@ def test_a_worker_takes_gpu_memory_as_it_needs_it(own: str, monkeypatch: pytest.
             monkeypatch.delenv(name)
     monkeypatch.setattr(xla, "in_use", lambda: False)
     monkeypatch.setattr(jax, "config", SimpleNamespace(update=lambda *_: None))
-    pjrt_executor._set_up_process("cuda", 0, 1, None)
+    pjrt_device._set_up_process("cuda", 0, 1, None)
     found = {name: os.environ[name] for name in names if name in os.environ}
-    share = {own: "0.5"} if own else {"XLA_CLIENT_MEM_FRACTION": pjrt_executor.MEMORY_SHARE}
+    share = {own: "0.5"} if own else {"XLA_CLIENT_MEM_FRACTION": pjrt_device.MEMORY_SHARE}
     assert found == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **share}
 
 

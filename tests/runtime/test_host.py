@@ -5,7 +5,7 @@ import pytest
 from planetary.core.artifact_label import ArtifactLabel
 from planetary.core.errors import TrustError
 from planetary.runtime import host
-from planetary.runtime.iree_executor import check_label
+from planetary.runtime.iree_device import check_label
 
 CPUINFO = """processor : 0
 vendor_id : GenuineIntel

@@ -6,9 +6,10 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,8 +25,11 @@ from planetary.compiler.step.train_step import StepOptions, TrainStep, build_tra
 from planetary.core.errors import ClosedError, CompileError, LocalProtocolError, ResourceError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.step_trial import TRIAL_RATE, TRIAL_STEP
-from planetary.runtime.backends import open_executor, require_backend, runtime_version
-from planetary.runtime.pjrt_executor import PjrtExecutor
+from planetary.core.tensors import TensorSpec
+from planetary.runtime.backends import require_backend, runtime_version
+from planetary.runtime.device_program import DeviceProgram, Handle, Program, WrappedProgram, open_program
+from planetary.runtime.executor import StepExecutor, open_executor
+from planetary.runtime.pjrt_program import PjrtProgram
 
 RATE = 0.05
 BATCH, LENGTH, WORDS = 8, 4, 11
@@ -70,7 +74,7 @@ def data() -> list[np.ndarray]:
     return [rng.integers(0, WORDS, (BATCH, LENGTH)).astype(np.int32) for _ in range(2)]
 
 
-def load(built: Built, executor: PjrtExecutor) -> None:
+def load(built: Built, executor: StepExecutor) -> None:
     executor.load(built.model.initial("param"), built.model.initial("buffer"), None)
 
 
@@ -79,15 +83,33 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build(tmp_path_factory.mktemp("pjrt"))
 
 
+class SeenProgram(WrappedProgram):
+    """Keeps the arrays of the last training step's parameters and optimizer state."""
+
+    state: list[Any]
+
+    def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
+        results = super().invoke(function, arguments)
+        if function == "train_step":
+            self.state = results[:-2]
+        return results
+
+
+def opened(built: Built, island: int = 1) -> DeviceProgram:
+    spec = built.step.spec
+    program = Program(b"", spec.functions, split=spec.split)
+    return open_program(built.path.read_bytes(), program, backend="pjrt:cpu", island=island)
+
+
 @pytest.fixture(scope="module")
-def compiled(built: Built) -> Iterator[PjrtExecutor]:
-    executor = PjrtExecutor(built.path, built.step.spec)
+def compiled(built: Built) -> Iterator[StepExecutor]:
+    executor = open_executor(built.path, built.step.spec, backend="pjrt:cpu")
     yield executor
     executor.close()
 
 
 @pytest.fixture
-def executor(built: Built, compiled: PjrtExecutor) -> PjrtExecutor:
+def executor(built: Built, compiled: StepExecutor) -> StepExecutor:
     load(built, compiled)
     return compiled
 
@@ -95,7 +117,7 @@ def executor(built: Built, compiled: PjrtExecutor) -> PjrtExecutor:
 # --- results --------------------------------------------------------------------------------------------------
 
 
-def test_steps_are_those_of_the_reference(built: Built, executor: PjrtExecutor) -> None:
+def test_steps_are_those_of_the_reference(built: Built, executor: StepExecutor) -> None:
     spec = built.step.spec
     trial = verification.make_trial(spec, built.model.initial("param"), built.model.initial("buffer"))
     trial = verification.Trial(trial.params, trial.buffers, trial.opt_state, data())
@@ -109,7 +131,7 @@ def test_steps_are_those_of_the_reference(built: Built, executor: PjrtExecutor) 
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
-def test_the_loss_falls_and_a_saved_state_goes_on_bit_for_bit(built: Built, executor: PjrtExecutor) -> None:
+def test_the_loss_falls_and_a_saved_state_goes_on_bit_for_bit(built: Built, executor: StepExecutor) -> None:
     losses = [executor.train_step(step, RATE, data()).loss for step in range(4)]
     params, state = executor.read_params(), executor.read_opt_state()
     expected = [executor.train_step(step, RATE, data()) for step in range(4, 8)]
@@ -123,25 +145,27 @@ def test_the_loss_falls_and_a_saved_state_goes_on_bit_for_bit(built: Built, exec
 # --- memory ---------------------------------------------------------------------------------------------------
 
 
-def _addresses(executor: PjrtExecutor) -> list[int]:
+def _addresses(program: SeenProgram) -> list[int]:
     # Asking an array for its address pins its memory; a shard's own array is dropped at once.
-    return [a.addressable_shards[0].data.unsafe_buffer_pointer() for a in executor.state_arrays()]
+    return [a.addressable_shards[0].data.unsafe_buffer_pointer() for a in program.state]
 
 
-def test_state_is_updated_in_place_even_after_it_was_read(executor: PjrtExecutor) -> None:
+def test_state_is_updated_in_place_even_after_it_was_read(built: Built) -> None:
+    program = SeenProgram(opened(built))
+    executor = StepExecutor(program, built.step.spec)
+    load(built, executor)
     executor.train_step(0, RATE, data())  # the first step moves what came from the host into memory of XLA's own
-    before = _addresses(executor)
-    old = executor.state_arrays()
+    before, old = _addresses(program), program.state
     executor.train_step(1, RATE, data())
     assert all(array.is_deleted() for array in old)
-    assert _addresses(executor) == before
+    assert _addresses(program) == before
     executor.read_params()
     executor.read_opt_state()
     executor.train_step(2, RATE, data())
-    assert _addresses(executor) == before
+    assert _addresses(program) == before
 
 
-def test_what_is_read_or_loaded_is_a_copy(built: Built, executor: PjrtExecutor) -> None:
+def test_what_is_read_or_loaded_is_a_copy(built: Built, executor: StepExecutor) -> None:
     given = {name: value.copy() for name, value in built.model.initial("param").items()}
     executor.set_params(given)
     executor.train_step(0, RATE, data())
@@ -176,7 +200,7 @@ def test_sixteen_and_sixty_four_bits_arrive_as_they_are() -> None:
 
 @pytest.mark.compiles
 def test_misuse_is_named(built: Built) -> None:
-    made = PjrtExecutor(built.path, built.step.spec)
+    made = open_executor(built.path, built.step.spec, backend="pjrt:cpu")
     with pytest.raises(LocalProtocolError, match="before `load`"):
         made.eval_step(data())
     with pytest.raises(LocalProtocolError, match="missing"):
@@ -197,13 +221,13 @@ def test_an_artifact_of_another_job_is_not_loaded(built: Built, tmp_path: Path) 
     changed[len(changed) // 2] ^= 1
     (tmp_path / "changed").write_bytes(changed)
     with pytest.raises(TrustError, match="nothing of it was loaded"):
-        PjrtExecutor(tmp_path / "changed", built.step.spec)
+        open_executor(tmp_path / "changed", built.step.spec, backend="pjrt:cpu")
     with pytest.raises(ResourceError, match="cannot read"):
-        PjrtExecutor(tmp_path / "absent", built.step.spec)
+        open_executor(tmp_path / "absent", built.step.spec, backend="pjrt:cpu")
 
 
 def test_a_failed_step_leaves_no_half_written_state(
-    built: Built, executor: PjrtExecutor, monkeypatch: pytest.MonkeyPatch
+    built: Built, executor: StepExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> None:
         raise RuntimeError("out of memory")
@@ -218,11 +242,11 @@ def test_a_failed_step_leaves_no_half_written_state(
 
 def test_devices_that_are_not_there_are_named(built: Built) -> None:
     with pytest.raises(ResourceError, match="wants 64 pjrt:cpu devices"):
-        PjrtExecutor(built.path, built.step.spec, island=64)
+        open_executor(built.path, built.step.spec, island=64, backend="pjrt:cpu")
     with pytest.raises(UserError, match="cannot be divided among the 3 devices"):
         xla.as_main(built.step.portable, "eval_step", split=[3, 4], devices=3)
     with pytest.raises(UserError, match="unknown backend"):
-        PjrtExecutor(built.path, built.step.spec, backend="pjrt:tpu")
+        open_executor(built.path, built.step.spec, backend="pjrt:tpu")
 
 
 def test_a_backend_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,15 +277,15 @@ def test_its_artifact_is_checked_like_any_other(built: Built, tmp_path: Path, ba
     model = built.model
 
     def check(offset: float = 0.0) -> verification.VerifyReport:
-        class Wrong(PjrtExecutor):
-            def read_params(self, into: object = None) -> dict[str, np.ndarray]:
-                return {name: value + np.float32(offset) for name, value in super().read_params().items()}
+        class Wrong(WrappedProgram):
+            def get(self, spec: TensorSpec, handle: Handle, into: np.ndarray | None = None) -> np.ndarray:
+                found = super().get(spec, handle, into)
+                return found + np.float32(offset) if any(spec == one for one in built.step.spec.params) else found
 
-        def open_runner(subject: Artifact, spec: StepSpec) -> PjrtExecutor:
+        def open_runner(subject: Artifact, spec: StepSpec) -> StepExecutor:
             assert subject.target.backend == "pjrt:cpu"
-            path = tmp_path / "subject"
-            path.write_bytes(subject.data)
-            return Wrong(path, spec, backend=subject.target.backend)
+            program = Program(b"", spec.functions)
+            return StepExecutor(Wrong(open_program(subject.data, program, backend=subject.target.backend)), spec)
 
         return verify_artifact(
             built.step,
@@ -297,14 +321,16 @@ def _compare_island(folder: Path) -> None:
     built = build(folder)
     found = []
     for island in (1, 8):
-        executor = open_executor(built.path, built.step.spec, backend="pjrt:cpu", island=island)
-        assert isinstance(executor, PjrtExecutor)
+        program = opened(built, island)
+        assert isinstance(program, PjrtProgram)
+        watched = SeenProgram(program)
+        executor = StepExecutor(watched, built.step.spec)
         load(built, executor)
         losses = [executor.eval_step(data()), *(executor.train_step(step, RATE, data()).loss for step in range(5))]
-        assert all(len(array.addressable_shards) == island for array in executor.state_arrays())
-        program = executor.train_program()
-        assert ("all-reduce" in program) == (island > 1)
-        assert f"s32[{BATCH // island},{LENGTH}]" in program, "the batch is not divided"
+        assert all(len(array.addressable_shards) == island for array in watched.state)
+        text = program.compiled_text("train_step")
+        assert ("all-reduce" in text) == (island > 1)
+        assert f"s32[{BATCH // island},{LENGTH}]" in text, "the batch is not divided"
         found.append((losses, executor.read_params() | executor.read_opt_state()))
         executor.close()
     (losses, state), (island_losses, island_state) = found

@@ -14,8 +14,7 @@ from planetary.compiler.frontend.export import load_model
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.step import StepSpec
-from planetary.runtime.backends import open_executor
-from planetary.runtime.executor import Executor
+from planetary.runtime.executor import Executor, open_executor
 from planetary.runtime.host import host_features
 
 HOST = Target("cpu", "host", host_features())

@@ -12,7 +12,7 @@ from planetary.compiler.backends.targets import Target
 from planetary.compiler.check import verify as verification
 from planetary.compiler.frontend.export import export_model
 from planetary.compiler.step.train_step import StepOptions, build_train_step
-from planetary.runtime.iree_executor import IreeExecutor
+from planetary.runtime.executor import open_executor
 from vulkan_device import known_to_be_wrong, missing_vulkan
 
 pytestmark = [
@@ -32,14 +32,14 @@ def test_the_step_trains_on_vulkan(tmp_path: Path) -> None:
     path.write_bytes(compile_artifact(step, Target("vulkan", "baseline")).data)
     trial = verification.make_trial(step.spec, model.initial("param"), model.initial("buffer"))
 
-    executor = IreeExecutor(path, step.spec, backend="vulkan")
+    executor = open_executor(path, step.spec, backend="vulkan")
     found = verification.run_found(step.spec, executor, trial)
     name, error = verification.compare(step.spec, trial, verification.run_expected(step, trial), found)
     if not error <= 1 and known_to_be_wrong(executor.device_name):
         pytest.skip(f"{executor.device_name} computes {name!r} {error:.3g} times the accepted error off")
     assert error < 0.5, name
 
-    executor = IreeExecutor(path, step.spec, backend="vulkan")
+    executor = open_executor(path, step.spec, backend="vulkan")
     executor.load(model.initial("param"), model.initial("buffer"), None)
     losses = [executor.train_step(i, RATE, trial.batch).loss for i in range(8)]
     assert losses[-1] < 0.9 * losses[0]

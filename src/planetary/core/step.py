@@ -13,6 +13,23 @@ from planetary.core.tensors import TensorSpec
 STEP = TensorSpec("step", "i32", ())  # the arguments of `train_step` between the optimizer's state and the batch
 RATE = TensorSpec("rate", "f32", ())
 GRADIENT = "gradient."  # prefix of a gradient's name, before the parameter's
+_BATCH = "the batch's "  # prefix of an array's name as an argument of a step's function
+
+
+class FunctionSpec(msgspec.Struct, frozen=True):
+    """Arguments and results of one compiled function, in order."""
+
+    arguments: tuple[TensorSpec, ...]
+    results: tuple[TensorSpec, ...]
+    # results that are choices, each with the result of the same shape with their scores, in descending order along the
+    # last axis: two choices whose scores are equal but for rounding may be swapped
+    choices: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def replaced(self) -> tuple[int, ...]:
+        """The argument overwritten by each of the first results: the one of the same name."""
+        place = {spec: i for i, spec in reversed([*enumerate(self.arguments)])}  # the first of equal ones
+        return tuple(place[spec] for spec in itertools.takewhile(place.__contains__, self.results))
 
 
 class StepSpec(msgspec.Struct, frozen=True):
@@ -54,25 +71,30 @@ class StepSpec(msgspec.Struct, frozen=True):
         """The last arguments of `train_step`: the batch, then the keys of random numbers."""
         return (*self.batch, *self.keys)
 
+    @property
+    def split(self) -> tuple[str, ...]:
+        """Names of the arguments of `functions` that the devices of an island divide: those of the batch."""
+        return tuple(_BATCH + spec.name for spec in self.batch)
+
+    @property
+    def functions(self) -> dict[str, FunctionSpec]:
+        """Signatures of both functions. No parameter has the name of another argument or of a scalar result."""
+        model = (*self.params, *self.buffers)
+        batch, keys = (
+            tuple(msgspec.structs.replace(spec, name=_BATCH + spec.name) for spec in specs)
+            for specs in (self.batch, self.keys)
+        )
+        loss, norm = (TensorSpec(name, "f32", ()) for name in ("the loss", "the gradient norm"))
+        return {
+            "train_step": FunctionSpec(
+                (*model, *self.opt_state, STEP, RATE, *batch, *keys), (*self.params, *self.opt_state, loss, norm)
+            ),
+            "eval_step": FunctionSpec((*model, *batch), (loss,)),
+        }
+
     def keys_of(self, seed: int, lease: int, step: int) -> tuple[np.ndarray, ...]:
         """Return the keys of an inner step of a lease; see `planetary.core.random_keys`."""
         return tuple(key_words(step_key(seed, lease, step), spec.size // 2) for spec in self.keys)
-
-
-class FunctionSpec(msgspec.Struct, frozen=True):
-    """Arguments and results of one compiled function, in order."""
-
-    arguments: tuple[TensorSpec, ...]
-    results: tuple[TensorSpec, ...]
-    # results that are choices, each with the result of the same shape with their scores, in descending order along the
-    # last axis: two choices whose scores are equal but for rounding may be swapped
-    choices: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def replaced(self) -> tuple[int, ...]:
-        """The argument overwritten by each of the first results: the one of the same name."""
-        place = {spec: i for i, spec in enumerate(self.arguments)}
-        return tuple(place[spec] for spec in itertools.takewhile(place.__contains__, self.results))
 
 
 class ProgramSpec(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ from planetary.core.step import StepSpec
 from planetary.fleet.gateway.run_files import CHECKPOINTS
 from planetary.runs.mixture.preparation import PreparedMixture, prepare_mixture
 from planetary.runs.rounds.preparation.preparation import prepare_run
+from planetary.runtime.device_program import DeviceProgram, open_on_xla
 from planetary.runtime.executor import Executor
-from planetary.runtime.program_runner import Runner, XlaRunner
 from planetary.simulation.faults import Fault
 from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
 from planetary.simulation.rounds.cluster import SimCluster
@@ -83,7 +83,7 @@ class SimulatedMixture:
     def artifact(self, store: BlobStore) -> str:
         return self.prepared.program.digest
 
-    def open_program(self) -> Runner:
+    def open_program(self) -> DeviceProgram:
         return _program(self.prepared)
 
     def cluster(
@@ -101,17 +101,17 @@ class SimulatedMixture:
 
 @functools.lru_cache(maxsize=1)  # compiling it takes longer than many a simulation
 def _executor(artifact: Path, spec: StepSpec) -> Executor:
-    from planetary.runtime.pjrt_executor import PjrtExecutor
+    from planetary.runtime.executor import open_executor
 
-    return PjrtExecutor(artifact, spec)
-
-
-_PROGRAMS: dict[str, Runner] = {}  # at most one runner, by digest
+    return open_executor(artifact, spec, backend="pjrt:cpu")
 
 
-def _program(prepared: PreparedMixture) -> Runner:
+_PROGRAMS: dict[str, DeviceProgram] = {}  # at most one runner, by digest
+
+
+def _program(prepared: PreparedMixture) -> DeviceProgram:
     digest = prepared.program.digest
     if digest not in _PROGRAMS:
         _PROGRAMS.clear()
-        _PROGRAMS[digest] = XlaRunner(prepared.program)
+        _PROGRAMS[digest] = open_on_xla(prepared.program)
     return _PROGRAMS[digest]

@@ -1,4 +1,4 @@
-"""Executors of a training step on this machine, and how each is opened. No runtime is imported before it is chosen."""
+"""The backends of this machine and their devices. No runtime is imported before it is chosen."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from planetary.core.errors import UserError
-from planetary.core.step import StepSpec
-
-if TYPE_CHECKING:
-    from planetary.runtime.executor import Executor
 
 
 class DeviceChoice(TypedDict):
@@ -82,7 +78,7 @@ def runtime_version(backend: str) -> str:
     """Return the version of the runtime that loads compiled modules; "" for PJRT, which loads StableHLO of any."""
     if is_pjrt(backend):
         return ""
-    from planetary.runtime.iree_executor import iree_version
+    from planetary.runtime.iree_device import iree_version
 
     return iree_version()
 
@@ -107,9 +103,9 @@ def check_device(backend: str, device_id: int, threads: int | None) -> None:
 
 def list_devices(backend: str) -> list[str]:
     """Return the names of the devices of a backend of IREE, in the driver's order. Raises the driver's exceptions."""
-    from planetary.runtime import iree_executor
+    from planetary.runtime import iree_device
 
-    return iree_executor.list_devices(backend)
+    return iree_device.list_devices(backend)
 
 
 def count_devices(backend: str) -> int:
@@ -137,32 +133,3 @@ def runtime_identity(backend: str) -> str:
             with contextlib.suppress(OSError):
                 parts.append(" ".join(Path(path).read_text().split()))
     return " ".join(parts)
-
-
-def open_executor(
-    artifact: Path | str,
-    spec: StepSpec,
-    *,
-    backend: str,
-    threads: int | None = None,
-    device_id: int = 0,
-    island: int = 1,
-) -> Executor:
-    """Load an artifact on a device of this machine. See `IreeExecutor` and `PjrtExecutor`.
-
-    Args:
-        artifact: file with the artifact for `backend`.
-        spec: signature of the training step.
-        backend: e.g. `"cpu"`, `"cuda"`, `"pjrt:cuda"`.
-        threads: of a CPU device; None: all usable cores.
-        device_id: which device, or which island of devices.
-        island: devices that run every step together; above 1 for PJRT only.
-    """
-    require_backend(backend, island)
-    if is_pjrt(backend):
-        from planetary.runtime.pjrt_executor import PjrtExecutor
-
-        return PjrtExecutor(artifact, spec, backend=backend, threads=threads, device_id=device_id, island=island)
-    from planetary.runtime.iree_executor import IreeExecutor
-
-    return IreeExecutor(artifact, spec, backend=backend, threads=threads, device_id=device_id)

@@ -11,9 +11,8 @@ import numpy as np
 
 from planetary.core.step import FunctionSpec, StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.runtime.device_program import Handle
+from planetary.runtime.device_program import DeviceProgram, Handle, Program, copied
 from planetary.runtime.executor import Executor, StepResult
-from planetary.runtime.program_runner import Program, ProgramRunner
 from planetary.simulation.process import Signal, sleep
 
 
@@ -169,32 +168,25 @@ class View:
         self._device.forget(self)
 
 
-class KnownProgram(ProgramRunner):
-    """A program whose functions are a few lines of NumPy in place of compiled ones, without a device; see `Runner`.
+class KnownProgram(DeviceProgram):
+    """A program whose functions are a few lines of NumPy in place of compiled ones, without a device.
 
     Handles are arrays.
     """
 
     def __init__(self, name: bytes, functions: Mapping[str, FunctionSpec]) -> None:
         """`name`: in place of the module, whose digest identifies the program; `functions`: signatures by name."""
-        super().__init__(Program(name, functions), self)
+        super().__init__(Program(name, functions), "none")
 
     @abstractmethod
     def results(self, function: str, given: dict[str, np.ndarray]) -> Mapping[str, Any]:
         """Return at least the results of a function by name, of arguments by name."""
 
-    @property
-    def device_name(self) -> str:
-        return "none"
-
-    def signature(self, function: str) -> FunctionSpec:
-        return self._program.functions[function]
-
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
         return np.array(array)
 
-    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        return handle.copy()
+    def get(self, spec: TensorSpec, handle: Handle, into: np.ndarray | None = None) -> np.ndarray:
+        return copied(handle, into)
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
         spec = self.signature(function)

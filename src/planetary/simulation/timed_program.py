@@ -6,26 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planetary.core.step import FunctionSpec
-from planetary.runtime.device_program import Handle
-from planetary.runtime.program_runner import ProgramRunner, Runner
+from planetary.runtime.device_program import DeviceProgram, Handle, WrappedProgram
 from planetary.simulation.executors import Health
 
 
-class TimedProgram(ProgramRunner):
-    """A program around another one whose calls take the time a worker's health gives them; see `Runner`."""
+class TimedProgram(WrappedProgram):
+    """A program around another one whose calls take the time a worker's health gives them; see `DeviceProgram`."""
 
-    def __init__(self, inner: Runner, health: Health, steps: Mapping[str, float]) -> None:
+    def __init__(self, inner: DeviceProgram, health: Health, steps: Mapping[str, float]) -> None:
         """`steps`: a call of a function lasts so many steps of the worker; calls of all others take no time."""
-        super().__init__(inner.program, inner)
+        super().__init__(inner)
+        self.device_name = "simulated"
         self._health, self._steps = health, steps
-
-    @property
-    def device_name(self) -> str:
-        return "simulated"
-
-    def signature(self, function: str) -> FunctionSpec:
-        return self._device.signature(function)
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
         steps = self._steps.get(function, 0.0)

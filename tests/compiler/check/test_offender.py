@@ -188,7 +188,7 @@ def test_deviations_of_integers_count_elements() -> None:
 def test_artifact_with_a_wrong_tanh_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An artifact whose tanh is wrong is refused and says that it is the tanh."""
     from planetary.compiler.backends import iree
-    from planetary.runtime.backends import open_executor
+    from planetary.runtime.executor import open_executor
     from planetary.runtime.host import host_features
 
     params = {"w": np.ones((3, 1), np.float32)}

@@ -17,8 +17,8 @@ from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import load_model
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.errors import CompileError, UserError
+from planetary.runtime.executor import open_executor
 from planetary.runtime.host import host_features
-from planetary.runtime.iree_executor import IreeExecutor
 
 # loss = mean((x·w·table + b - y)² · scale), where the last product is taken in 64 bits and `table` is a lifted
 # buffer between two parameters.
@@ -161,7 +161,7 @@ def test_the_compiled_step_is_the_references(files: tuple[Path, Path], tmp_path:
     report = verify_artifact(
         step,
         compile_artifact(step, host, store),
-        lambda artifact, spec: IreeExecutor(store.path(artifact.digest), spec),
+        lambda artifact, spec: open_executor(store.path(artifact.digest), spec, backend="cpu"),
         params=model.initial("param"),
         buffers=model.initial("buffer"),
         local=host,

@@ -17,8 +17,8 @@ from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.export import Model, export_loss, load_model
 from planetary.compiler.step.train_step import StepOptions, TrainStep, build_train_step
 from planetary.core.errors import CompileError, UserError
+from planetary.runtime.executor import open_executor
 from planetary.runtime.host import host_features
-from planetary.runtime.iree_executor import IreeExecutor
 
 PARAMS = {"w": jnp.linspace(-1, 1, 15).reshape(3, 5), "bias": jnp.full((8, 5), 0.3)}
 BATCH = (np.linspace(0, 2, 24, dtype=np.float32).reshape(8, 3), np.linspace(1, -1, 8, dtype=np.float32))
@@ -212,7 +212,7 @@ def test_evaluation_that_splits_a_constant_key_runs(tmp_path: Path) -> None:
     model = export_loss(loss_fn, {"w": np.ones(64, np.float32)}, (x,))
     step = build_train_step(model, StepOptions())
     (tmp_path / "step").write_bytes(compile_artifact(step, Target("cpu", "host", host_features())).data)
-    executor = IreeExecutor(tmp_path / "step", step.spec)
+    executor = open_executor(tmp_path / "step", step.spec, backend="cpu")
     executor.load(model.initial("param"), {}, None)
     np.testing.assert_allclose(executor.eval_step([x]), loss_fn(model.initial("param"), x), rtol=1e-5)
     executor.close()

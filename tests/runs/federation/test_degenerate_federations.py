@@ -155,14 +155,14 @@ def test_both_hold_with_a_real_training_step(tmp_path: Path) -> None:
     from planetary.run.simulate import TINY
     from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
     from planetary.runs.rounds.preparation.preparation import prepare_run
-    from planetary.runtime.pjrt_executor import PjrtExecutor
+    from planetary.runtime.executor import open_executor
 
     rounds = 4
     given = [f"train.rounds={rounds}", "train.inner_steps=3", "eval.batches=2", "fabric.workers=2"]
     config = with_model_shapes(read_config(TINY, given))
     prepared = prepare_run(config, tmp_path, lambda stage: None)
     config, spec = prepared.config, prepared.step.spec
-    executor = PjrtExecutor(BlobStore(tmp_path / "blobs").path(spec.stablehlo_digest), spec)
+    executor = open_executor(BlobStore(tmp_path / "blobs").path(spec.stablehlo_digest), spec, backend="pjrt:cpu")
     step = StepTraining(prepared, tmp_path, executor)
     reference = alone(step, 2)
 

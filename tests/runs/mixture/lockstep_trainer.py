@@ -44,7 +44,7 @@ from planetary.runs.mixture.training.participant_states import (
 from planetary.runs.mixture.training.replicas import expert_fragments, holders, only_shards, replicated_slots, rule_of
 from planetary.runs.mixture.training.routing import RoutingAgreement, all_layers, routing_agreement
 from planetary.runs.mixture.training.settings import MoeTraining
-from planetary.runtime.program_runner import Program, ProgramRunner, Runner, XlaRunner
+from planetary.runtime.device_program import DeviceProgram, Program, open_on_xla
 from planetary.sync.radial import weighted_mean
 
 if TYPE_CHECKING:
@@ -54,43 +54,38 @@ if TYPE_CHECKING:
 @functools.lru_cache(maxsize=16)
 def composer_runner(
     config: LatentMoeConfig, shape: ComposerShape, options: StepOptions, optimise: bool = True
-) -> XlaRunner:
+) -> DeviceProgram:
     """Return a composer's program ready to run; trainings of one model in one process share the functions."""
-    return XlaRunner(composer_program(config, shape, options), optimise=optimise)
+    return open_on_xla(composer_program(config, shape, options), optimise=optimise)
 
 
 def expert_runner(
     config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions, optimise: bool = True
-) -> XlaRunner:
+) -> DeviceProgram:
     """Return an expert worker's program ready to run, shared in the same way."""
     return _expert_runner(msgspec.structs.replace(config, balance=0.0), slots, tokens, options, optimise)
 
 
 @functools.lru_cache(maxsize=16)
-def _expert_runner(config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions, optimise: bool) -> XlaRunner:
-    return XlaRunner(expert_program(config, slots, tokens, options), optimise=optimise)
+def _expert_runner(
+    config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions, optimise: bool
+) -> DeviceProgram:
+    return open_on_xla(expert_program(config, slots, tokens, options), optimise=optimise)
 
 
-class IreeRunner(ProgramRunner):
-    """Compiles a program with IREE for one target and runs it on that device of this machine.
-
-    Args:
-        program: to compile.
-        target: for an IREE backend.
-        functions: those that will be called; default: all.
+def open_on_iree(program: Program, target: Target, functions: Sequence[str] = ()) -> DeviceProgram:
+    """Compile functions of a program, all by default, with IREE and load them on the target's device of this machine.
 
     Raises:
         CompileError: IREE refuses the program.
         ResourceError: the device cannot be opened, or the module not be loaded.
     """
+    from planetary.compiler.backends.iree import compile_functions
+    from planetary.runtime.iree_program import IreeProgram
 
-    def __init__(self, program: Program, target: Target, functions: Sequence[str] = ()) -> None:
-        from planetary.compiler.backends.iree import compile_functions
-        from planetary.runtime.iree_functions import IreeFunctions
-
-        wanted = {name: program.functions[name] for name in functions or program.functions}
-        module = compile_functions(program.portable, target, wanted)
-        super().__init__(program, IreeFunctions(module, wanted, backend=target.backend))
+    wanted = {name: program.functions[name] for name in functions or program.functions}
+    module = compile_functions(program.portable, target, wanted)
+    return IreeProgram(module, Program(program.portable, wanted), backend=target.backend)
 
 
 replace = msgspec.structs.replace
@@ -152,9 +147,9 @@ class MoeTrainer:
         slots = replicated_slots(self.owners, training.composers, training.replicas)[0].shape[1]
         rank = training.rank if training.composers > 1 else 0
         kind = ComposerShape(slots, rank, self.batch, training.detach, train_experts=training.expert_optimizer.in_step)
-        self.composer: Runner = composer_runner(config, kind, training.dense, optimise)
+        self.composer: DeviceProgram = composer_runner(config, kind, training.dense, optimise)
         tokens = self.batch * config.sequence_length
-        self.expert: Runner = expert_runner(config, slots, tokens, training.experts, optimise)
+        self.expert: DeviceProgram = expert_runner(config, slots, tokens, training.experts, optimise)
         self._optimise = optimise
         self.steps = ComposerSteps(config, training, self.batch, self.composer, self.expert)
         self._names = tier_fragments(dense_specs(config), training.cadence)
@@ -240,7 +235,7 @@ class MoeTrainer:
     # --- details --------------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _whole(self) -> Runner:
+    def _whole(self) -> DeviceProgram:
         """The ordinary model, with all experts in slots: built when it is first evaluated."""
         if self.training.composers == 1:
             return self.composer

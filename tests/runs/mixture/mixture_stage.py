@@ -28,7 +28,6 @@ from planetary.artifacts.payload_store import PayloadStore
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import CheckpointConfig, Config, FabricConfig, RunConfig, TrainConfig
 from planetary.core.errors import CompileError
-from planetary.core.step import FunctionSpec
 from planetary.data.prepared_data import PreparedData
 from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
@@ -55,7 +54,7 @@ from planetary.runs.mixture.program.signature import ComposerShape
 from planetary.runs.mixture.records import MixtureRecord, MixtureStarted
 from planetary.runs.mixture.training.expert_optimizer import EXPERT
 from planetary.runs.rounds.metrics import RoundMetrics
-from planetary.runtime.program_runner import Program, ProgramRunner, Runner
+from planetary.runtime.device_program import DeviceProgram, Program, WrappedProgram
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
 from planetary.simulation.mixtures.mixture_cluster import STEPS, MixtureCluster
@@ -69,7 +68,7 @@ EXPERT_WORKERS = ("v", "w", "x")
 LIMIT_S = 5000.0  # simulated, for whatever a test waits for
 
 
-class SharedProgram(ProgramRunner):
+class SharedProgram(WrappedProgram):
     """The mixture's program out of those that all tests of this package share, so that nothing is compiled again."""
 
     def __init__(self, plan: MixturePlan) -> None:
@@ -84,10 +83,7 @@ class SharedProgram(ProgramRunner):
             "whole": composer_runner(model, whole, training.dense, False),
         }
         functions = {f"{p}_{n}": s for p, run in self._parts.items() for n, s in run.program.functions.items()}
-        super().__init__(Program(b"", functions), self._parts["whole"])
-
-    def signature(self, function: str) -> FunctionSpec:
-        return self.program.functions[function]
+        super().__init__(self._parts["whole"], Program(b"", functions))
 
     def invoke(self, function: str, arguments: Any) -> list[Any]:
         part, _, name = function.partition("_")
@@ -138,7 +134,7 @@ class PlannedMixture:
     def artifact(self, store: BlobStore) -> str:
         return store.put(b"the tests' program")
 
-    def open_program(self) -> Runner:
+    def open_program(self) -> DeviceProgram:
         return self._run
 
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from planetary.compiler.check.interpreter import run_interpreter
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.schedules import Schedule
-from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.models.initial import draw
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, parameters
@@ -25,7 +24,7 @@ from planetary.runs.mixture.methods.tiers import Cadence
 from planetary.runs.mixture.program.signature import ComposerShape
 from planetary.runs.mixture.training.participant_states import TrainingState, assembled
 from planetary.runs.mixture.training.settings import MoeTraining
-from planetary.runtime.program_runner import Program, ProgramRunner, XlaRunner, signature
+from planetary.runtime.device_program import DeviceProgram, Program
 
 # Three experts on two composers: one of these has an empty slot. All tests share this model's programs.
 TINY = LatentMoeConfig(**{**PRESETS["tiny"], "n_expert": 3})
@@ -50,19 +49,16 @@ class Later(Executor):
             most -= 1
 
 
-class _Interpreter:
-    device_name = "the StableHLO interpreter"
+class Interpreted(DeviceProgram):
+    """Runs a program with StableHLO's reference interpreter, whose arithmetic no compiler reorders."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
-
-    def signature(self, function: str) -> FunctionSpec:
-        return signature(self.program, function)
+        super().__init__(program, "the StableHLO interpreter")
 
     def put(self, spec: TensorSpec, array: np.ndarray) -> Any:
         return array
 
-    def get(self, spec: TensorSpec, handle: Any) -> np.ndarray:
+    def get(self, spec: TensorSpec, handle: Any, into: np.ndarray | None = None) -> np.ndarray:
         return handle
 
     def invoke(self, function: str, arguments: Sequence[Any]) -> list[Any]:
@@ -70,14 +66,7 @@ class _Interpreter:
         return list(run_interpreter(self.program.portable, function, list(arguments), kinds))
 
 
-class Interpreted(ProgramRunner):
-    """Runs a program with StableHLO's reference interpreter, whose arithmetic no compiler reorders."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__(program, _Interpreter(program))
-
-
-def worker() -> XlaRunner:
+def worker() -> DeviceProgram:
     """An expert worker of two experts, for the sketches of `TINY`."""
     return expert_runner(TINY, 2, TINY.batch_size * TINY.sequence_length, OPTIONS, False)
 
@@ -85,7 +74,7 @@ def worker() -> XlaRunner:
 @dataclass
 class Built:
     config: LatentMoeConfig
-    run: XlaRunner
+    run: DeviceProgram
     slots: np.ndarray
     everything: dict[str, Any]  # the whole model, with parameters of which none is zero
     tensors: dict[str, np.ndarray]

@@ -39,7 +39,7 @@ from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.plan import MODEL, MixturePlan
 from planetary.runs.mixture.preparation import PreparedMixture, ProgramRecord, plan_of
 from planetary.runs.mixture.program.signature import in_layer
-from planetary.runtime.program_runner import Runner
+from planetary.runtime.device_program import DeviceProgram
 from planetary.simulation.executors import KnownProgram
 
 BATCH, LENGTH = 1, 4
@@ -243,7 +243,7 @@ class SmallMixture:
     def artifact(self, store: BlobStore) -> str:
         return store.put(b"a small known program")
 
-    def open_program(self) -> Runner:
+    def open_program(self) -> DeviceProgram:
         return self._run
 
 

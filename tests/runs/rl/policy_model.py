@@ -11,7 +11,7 @@ from planetary.models.initial import flat_names
 from planetary.runs.rl.program.program import policy_program
 from planetary.runs.rl.program.shape import PolicyShape
 from planetary.runs.serve.program.shape import PAGE, ServingShape
-from planetary.runtime.program_runner import Program
+from planetary.runtime.device_program import Program
 
 OPTIONS = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 40, "sequence_length": 15, "batch_size": 4}
 VOCABULARY, ROWS, LENGTH = 40, 4, 15

@@ -51,7 +51,7 @@ from planetary.runs.rounds.records import RoundClosed, TrainingResumed
 from planetary.runs.rounds.worker.inner_state import InnerStates
 from planetary.runs.serve.program.shape import PAGE, ServingShape
 from planetary.runs.serve.program.traced_model import TracedModel
-from planetary.runtime.program_runner import Runner
+from planetary.runtime.device_program import DeviceProgram
 from planetary.simulation.executors import KnownProgram
 from planetary.sync.outer import initial_state
 from planetary.sync.outer_optimizers import OuterState, optimizer_of
@@ -221,7 +221,7 @@ class SmallPolicy:
         """Return the digest of the blob that workers load; the store has it."""
         return store.put(b"a small known policy")
 
-    def open_program(self) -> Runner:
+    def open_program(self) -> DeviceProgram:
         """Return the program on a worker's device."""
         return self.run
 

@@ -22,7 +22,7 @@ from planetary.run.processes.announcement import Announcement
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.messages import ROUNDS
 from planetary.runtime.host import target_features
-from planetary.runtime.iree_executor import iree_version
+from planetary.runtime.iree_device import iree_version
 from planetary.version import __version__
 from planetary.wire.frames import Kind, encode_prefix
 from planetary.wire.limits import MAX_CHUNK_BYTES

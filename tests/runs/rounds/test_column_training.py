@@ -26,7 +26,7 @@ from planetary.data.reader import read_slice
 from planetary.models import gpt2, llama, vit
 from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import prepare_run
-from planetary.runtime.pjrt_executor import PjrtExecutor
+from planetary.runtime.executor import open_executor
 
 pytestmark = pytest.mark.slow  # XLA compiles each training step
 
@@ -74,7 +74,7 @@ def compiled_loop(done: planetary.Simulated, cache: Path) -> dict[str, np.ndarra
     """Return the parameters after the steps of a run, called one after the other with keys that JAX computes."""
     prepared = prepare_run(done.config, cache, lambda stage: None)
     spec, schedule = prepared.step.spec, schedule_of(done.config, done.config.total_inner_steps)
-    executor = PjrtExecutor(BlobStore(cache / "blobs").path(spec.stablehlo_digest), spec)
+    executor = open_executor(BlobStore(cache / "blobs").path(spec.stablehlo_digest), spec, backend="pjrt:cpu")
     executor.load(prepared.params, prepared.buffer_values, None)
     for number, (lease, batch) in enumerate(batches_in(done, cache)):
         key = np.asarray(jax.random.key_data(key_of(lease, number))).astype(np.uint32)

@@ -17,8 +17,8 @@ from planetary.fleet.preparation.compile_process import compile_and_verify
 from planetary.fleet.preparation.compiling import CompileTarget
 from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import prepare_run
+from planetary.runtime.executor import open_executor
 from planetary.runtime.host import host_features
-from planetary.runtime.iree_executor import IreeExecutor
 
 ROOT = Path(__file__).parents[3]
 TINY = [
@@ -73,7 +73,7 @@ def test_one_worker_equals_plain_training(tmp_path: Path) -> None:
         cache=tmp_path / "cache",
     )
     store = BlobStore(tmp_path / "cache" / "blobs")
-    executor = IreeExecutor(store.verified_path(published.digest), prepared.step.spec)
+    executor = open_executor(store.verified_path(published.digest), prepared.step.spec, backend="cpu")
     executor.load(prepared.params, prepared.buffer_values, None)
     order, schedule, step = prepared.data.order(config), schedule_of(config, config.total_inner_steps), 0
     for lease in range(config.train.rounds):

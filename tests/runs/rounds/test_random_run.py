@@ -15,8 +15,8 @@ from planetary.fleet.preparation.compile_process import compile_and_verify
 from planetary.fleet.preparation.compiling import CompileTarget
 from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import prepare_run
+from planetary.runtime.executor import open_executor
 from planetary.runtime.host import host_features
-from planetary.runtime.iree_executor import IreeExecutor
 
 MODEL = """
 import jax, jax.numpy as jnp, numpy as np
@@ -77,7 +77,9 @@ def test_dropout_and_statistics_equal_a_plain_loop(tmp_path: Path, monkeypatch: 
         buffers=prepared.buffer_values,
         cache=cache,
     )
-    executor = IreeExecutor(BlobStore(cache / "blobs").verified_path(published.digest), prepared.step.spec)
+    executor = open_executor(
+        BlobStore(cache / "blobs").verified_path(published.digest), prepared.step.spec, backend="cpu"
+    )
     executor.load(prepared.params, prepared.buffer_values, None)
     order, schedule, step = prepared.data.order(config), schedule_of(config, config.total_inner_steps), 0
     for lease in range(4):

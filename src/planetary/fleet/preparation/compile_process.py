@@ -54,7 +54,7 @@ def compile_and_verify(
     from planetary.compiler.backends.targets import Target
     from planetary.compiler.check.verify import reference_digest, verify_artifact
     from planetary.compiler.step.step_module import TrainStep
-    from planetary.runtime.backends import open_executor
+    from planetary.runtime.executor import open_executor
 
     step = TrainStep("", spec, portable, notes=notes)
     store = BlobStore(cache / "blobs")

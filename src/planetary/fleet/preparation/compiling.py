@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from planetary.compiler.step.step_module import TrainStep
-    from planetary.runtime.program_runner import Program
+    from planetary.runtime.device_program import Program
 
 log = logging.getLogger(__name__)
 

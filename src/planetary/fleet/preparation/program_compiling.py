@@ -18,8 +18,8 @@ from planetary.core.program_trial import (
 )
 from planetary.core.step import ProgramSpec
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
+from planetary.runtime.device_program import Program, open_on_xla
 from planetary.runtime.host import host_features
-from planetary.runtime.program_runner import Program
 
 if TYPE_CHECKING:
     from planetary.compiler.backends.targets import Target
@@ -91,9 +91,8 @@ def reference_of(store: BlobStore, portable: bytes, spec: ProgramSpec) -> tuple[
 def reference_from_xla(portable: bytes, spec: ProgramSpec) -> ProgramReference:
     """Run every function with XLA on random arguments. Raises `CompileError` as `reference_of`."""
     from planetary.compiler.rewrites.precision import coarsest_factor
-    from planetary.runtime.program_runner import XlaRunner
 
-    runner = XlaRunner(Program(portable, spec.functions), optimise=False)
+    runner = open_on_xla(Program(portable, spec.functions), optimise=False)
     return make_reference(spec, runner, factor_rounding=ROUNDING[coarsest_factor(portable)], against="XLA")
 
 
@@ -108,10 +107,10 @@ def compared(
     from planetary.compiler.check.verification_report import VerifyReport
     from planetary.core.artifact_label import read_label
     from planetary.runtime.device_check import check_program
-    from planetary.runtime.iree_functions import IreeFunctions
+    from planetary.runtime.iree_program import IreeProgram
 
     began = time.monotonic()
-    loaded = IreeFunctions(module, spec.functions, backend=target.backend, blocks=read_label(module).blocks)
+    loaded = IreeProgram(module, Program(b"", spec.functions), backend=target.backend, blocks=read_label(module).blocks)
     found = check_program(loaded, reference, spec.functions)
     made_for = f"{target.backend} {target.name}"
     return VerifyReport(

@@ -12,13 +12,13 @@ from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker.role import Workplace
 from planetary.runtime.backends import DeviceChoice
 from planetary.runtime.device_check import DeviceReport, check_program
-from planetary.runtime.program_runner import Program, Runner, open_program
+from planetary.runtime.device_program import DeviceProgram, Program, open_program
 
 
 class OpenProgram(Protocol):
-    """As `runtime.program_runner.open_program`."""
+    """As `runtime.device_program.open_program`."""
 
-    def __call__(self, artifact: bytes, program: Program, /, **device: Unpack[DeviceChoice]) -> Runner:
+    def __call__(self, artifact: bytes, program: Program, /, **device: Unpack[DeviceChoice]) -> DeviceProgram:
         """Load a program's artifact on a device."""
         ...
 

@@ -23,8 +23,8 @@ from planetary.runs.serve.program.exported_model import (
     write_exported,
 )
 from planetary.runs.serve.role import LoadedModel
+from planetary.runtime.device_program import Program, open_program
 from planetary.runtime.host import host_features
-from planetary.runtime.program_runner import Program, open_program
 
 
 def export_served(config: Config, folder: Path, *, force: bool = False) -> tuple[ExportedModel, str]:

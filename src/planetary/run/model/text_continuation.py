@@ -21,7 +21,7 @@ from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed, continued_seed
 from planetary.runs.serve.scheduling.sequences import SequenceRequest, Token
-from planetary.runtime.program_runner import XlaRunner
+from planetary.runtime.device_program import open_on_xla
 
 SHORTEST = 8 * PAGE
 """Context, in tokens, of the functions for short texts; those for longer ones have four times as much, and so on."""
@@ -99,6 +99,6 @@ class TextContinuation:
             model = self._model
             shape = model.shape(ServeConfig(batch=1, context=context))
             shape = msgspec.structs.replace(shape, scores_prompts=False)
-            loaded = LoadedModel(XlaRunner(model.program(shape)), shape, model.arrays())
+            loaded = LoadedModel(open_on_xla(model.program(shape)), shape, model.arrays())
             self._loaded[context] = LocalSequences(loaded, shape, min(model.vocabulary, model.tokenizer.vocab_size))
         return self._loaded[context]

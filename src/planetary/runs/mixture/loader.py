@@ -28,7 +28,7 @@ class MixtureLoader:
     """Loads a worker's role in a mixture."""
 
     def __init__(self, open_program: OpenProgram | None = None) -> None:
-        """`open_program`: loads a program on a device; None: as `runtime.program_runner`."""
+        """`open_program`: loads a program on a device; None: as `runtime.device_program`."""
         self._open = open_program
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:

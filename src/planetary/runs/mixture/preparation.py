@@ -41,7 +41,7 @@ from planetary.runs.rounds.preparation.prepared_steps import (
     sources_of,
     usable_record,
 )
-from planetary.runtime.program_runner import Program
+from planetary.runtime.device_program import Program
 
 if TYPE_CHECKING:
     pass

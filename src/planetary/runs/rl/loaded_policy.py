@@ -35,7 +35,7 @@ from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
-from planetary.runtime.program_runner import Runner
+from planetary.runtime.device_program import DeviceProgram
 
 _REFERENCE = "reference."  # prefix of a parameter's name
 _BASE = "base."  # prefix of an adapted matrix's name, without the change
@@ -126,7 +126,7 @@ class LoadedPolicy:
 
     def __init__(
         self,
-        run: Runner,
+        run: DeviceProgram,
         shape: PolicyShape,
         state: Sequence[TensorSpec],
         *,

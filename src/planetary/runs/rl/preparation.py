@@ -31,7 +31,7 @@ from planetary.runs.rounds.preparation.options import schedule_of, step_options,
 from planetary.runs.rounds.preparation.prepared_steps import check_untrained
 from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
 from planetary.runs.serve.program.traced_model import TracedModel
-from planetary.runtime.program_runner import Program
+from planetary.runtime.device_program import Program
 from planetary.wire.limits import MIB
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from planetary.fleet.worker.events import IndependentMachine
 from planetary.machine.events import Instruction
 from planetary.runs.serve.messages import FurtherFunctions, ServingJob
 from planetary.runtime.backends import DeviceChoice, is_pjrt
-from planetary.runtime.device_program import Handle
-from planetary.runtime.program_runner import Program, Runner, open_program
+from planetary.runtime.device_program import DeviceProgram, Handle, Program, open_program
 
 
 class AddFunctions(Instruction, frozen=True):
@@ -48,15 +47,16 @@ class Extension:
     add: Callable[[FurtherFunctions], None]
 
 
-class JoinedPrograms:
-    """Artifacts on one device as one `DeviceProgram`: each has some of the functions, and takes the others' tensors."""
+class JoinedPrograms(DeviceProgram):
+    """Artifacts on one device as one program: each has some of the functions, and takes the others' tensors."""
 
     def __init__(self, device: DeviceChoice, store: BlobStore) -> None:
         """Start without functions. `store` has the artifacts."""
+        super().__init__(Program(b"", {}), "")
         self._device, self._store = device, store
-        self._first: Runner | None = None
         self._blocks: tuple[WeightBlocks, ...] = ()
-        self._runner_of: dict[str, Runner] = {}
+        self._first: DeviceProgram | None = None
+        self._runner_of: dict[str, DeviceProgram] = {}
 
     def add(self, artifact: str, functions: Mapping[str, FunctionSpec]) -> None:
         """Load the functions of an artifact.
@@ -72,7 +72,7 @@ class JoinedPrograms:
         elif blocks != self._blocks:
             raise CompileError(f"{', '.join(functions)}: compiled for parameters in another layout than the first ones")
         runner = open_program(data, Program(b"", functions), **self._device)
-        self._first = self._first or runner
+        self._first, self.device_name = self._first or runner, runner.device_name
         self._runner_of |= dict.fromkeys(functions, runner)
 
     def remove(self, functions: Collection[str]) -> None:
@@ -80,15 +80,11 @@ class JoinedPrograms:
         for name in functions:
             self._runner_of.pop(name, None)
 
-    @property
-    def device_name(self) -> str:
-        return self._any.device_name
-
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
         return self._any.put(spec, array)
 
-    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        return self._any.get(spec, handle)
+    def get(self, spec: TensorSpec, handle: Handle, into: np.ndarray | None = None) -> np.ndarray:
+        return self._any.get(spec, handle, into)
 
     def signature(self, function: str) -> FunctionSpec:
         return self._of(function).signature(function)
@@ -97,11 +93,11 @@ class JoinedPrograms:
         return self._of(function).invoke(function, arguments)
 
     @property
-    def _any(self) -> Runner:
+    def _any(self) -> DeviceProgram:
         assert self._first is not None
         return self._first
 
-    def _of(self, function: str) -> Runner:
+    def _of(self, function: str) -> DeviceProgram:
         if function not in self._runner_of:
             known = ", ".join(self._runner_of)
             raise LocalProtocolError(f"the worker has no function {function!r}; it has: {known}")

@@ -79,8 +79,8 @@ from planetary.runs.serve.scheduling.sampling import Candidates, Scores
 from planetary.runs.serve.scheduling.scheduler import SequenceOutput
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.runs.serve.status import READER, ServerLoad, ServingStatus
+from planetary.runtime.device_program import Program
 from planetary.runtime.host_memory import release_freed_blocks
-from planetary.runtime.program_runner import Program
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
 

@@ -19,7 +19,7 @@ from planetary.runs.mixture.gateway.gateway import MixtureRun, MixtureSetup
 from planetary.runs.mixture.loader import MixtureLoader
 from planetary.runs.mixture.messages import MIXTURES, MixtureJob
 from planetary.runs.mixture.preparation import PreparedMixture
-from planetary.runtime.program_runner import Runner
+from planetary.runtime.device_program import DeviceProgram
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
 from planetary.simulation.node import STEP_S
@@ -48,7 +48,7 @@ class MixtureTraining(Protocol):
         """Return the digest of the workers' artifact; the store has it."""
         ...
 
-    def open_program(self) -> Runner:
+    def open_program(self) -> DeviceProgram:
         """Return the whole program on a worker's device."""
         ...
 

@@ -26,21 +26,21 @@ from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.loader import MixtureLoader
 from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.plan import MixturePlan
-from planetary.runtime.program_runner import ProgramRunner
+from planetary.runtime.device_program import WrappedProgram
 
 
-class Device(ProgramRunner):
+class Device(WrappedProgram):
     """The shared program on a device that counts what it runs, and may be wrong in one function."""
 
     def __init__(self, plan: MixturePlan, wrong: str = "") -> None:
-        shared = SharedProgram(plan)
-        super().__init__(shared.program, shared)
+        super().__init__(SharedProgram(plan))
         self.calls: list[str] = []
-        self.wrong = wrong
+        self.lie_in(wrong)
 
-    @property
-    def device_name(self) -> str:
-        return f"a {'lying' if self.wrong else 'good'} device"
+    def lie_in(self, function: str) -> None:
+        """Be wrong in a function from now on; "": in none."""
+        self.wrong = function
+        self.device_name = f"a {'lying' if function else 'good'} device"
 
     def invoke(self, function: str, arguments: Sequence[Any]) -> list[Any]:
         self.calls.append(function)
@@ -139,7 +139,7 @@ def offloading(tmp_path: Path) -> Machine:
 
 @pytest.mark.slow
 def test_a_device_that_is_wrong_in_one_role_has_the_others(offloading: Machine) -> None:
-    offloading.device.wrong = "composer_gradients"
+    offloading.device.lie_in("composer_gradients")
     ready = offloading.ready()
     assert ready.roles == ("expert",)
     found, _, lacking = ready.verified.partition("; not as composer: ")
@@ -167,7 +167,7 @@ def test_device_short_of_memory_can_be_an_expert_worker(offloading: Machine, mon
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["composer", "expert"])
 def test_a_worker_runs_the_functions_of_its_roles_only(offloading: Machine, role: str) -> None:
-    offloading.device.wrong = {"composer": "expert_update", "expert": "composer_update"}[role]
+    offloading.device.lie_in({"composer": "expert_update", "expert": "composer_update"}[role])
     assert offloading.ready(role).roles == (role,)
     assert {call.partition("_")[0] for call in offloading.device.calls} == {role, "whole"}
 
@@ -183,7 +183,7 @@ def test_second_start_on_a_device_skips_the_check(machine: Machine) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("function", ["composer_gradients", "composer_update", "expert_update", "whole_evaluate"])
 def test_a_device_that_computes_something_else_gets_no_role(machine: Machine, function: str) -> None:
-    machine.device.wrong = function
+    machine.device.lie_in(function)
     for _ in range(2):  # a refusal is not remembered as a success
         with pytest.raises(CompileError, match=f"the program is wrong on a lying device: '.* of {function}' is .* XLA"):
             machine.role()
@@ -198,7 +198,7 @@ def test_a_reference_of_another_program_is_refused(machine: Machine) -> None:
 
 
 def test_a_liar_is_refused_and_the_others_train_to_the_end(tmp_path: Path, machine: Machine) -> None:
-    machine.device.wrong = "composer_gradients"
+    machine.device.lie_in("composer_gradients")
     with pytest.raises(CompileError) as error:
         machine.role()
     cluster = MixtureStage(tmp_path, machine.plan)

@@ -17,8 +17,8 @@ from planetary.core.step import ProgramSpec
 from planetary.fleet.preparation.compiling import CompileTarget
 from planetary.fleet.preparation.program_compiling import compile_and_verify
 from planetary.runtime.device_check import check_program
+from planetary.runtime.device_program import Program, open_program
 from planetary.runtime.host import host_features
-from planetary.runtime.program_runner import Program, open_program
 
 
 def said(text: str) -> str:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-from lockstep_trainer import IreeRunner
+from lockstep_trainer import open_on_iree
 from moe_support import TINY, Built, build, worker
 
 from planetary.compiler.backends.targets import Target
@@ -173,7 +173,7 @@ def test_slots_that_are_full_drop_the_later_tokens() -> None:
 @pytest.mark.compiles
 @pytest.mark.soak  # ten seconds of compiling; the expert worker's program below stays in every run
 def test_iree_gives_the_same_gradients(half: Built) -> None:
-    iree = IreeRunner(half.program, Target("cpu", "host", host_features()), functions=["gradients"])
+    iree = open_on_iree(half.program, Target("cpu", "host", host_features()), functions=["gradients"])
     expected, found = half.gradients(), iree("gradients", half.tensors)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=name)
@@ -183,7 +183,7 @@ def test_iree_gives_the_same_gradients(half: Built) -> None:
 def test_iree_gives_the_same_expert_gradients_and_update(half: Built) -> None:
     reference = worker()
     program = reference.program
-    iree = IreeRunner(program, Target("cpu", "host", host_features()))
+    iree = open_on_iree(program, Target("cpu", "host", host_features()))
     moments = zeros_for(state_specs(program))
     tensors = half.worker_inputs(0, half.gradients()) | moments | {"rate": np.array(0.01, np.float32)}
     for function in ("proxy", "gradients", "update"):

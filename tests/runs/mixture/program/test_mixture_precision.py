@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from lockstep_trainer import IreeRunner
+from lockstep_trainer import open_on_iree
 from moe_support import OPTIONS, TINY, build, train
 from msgspec.structs import replace
 
@@ -14,15 +14,15 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.runs.mixture.program.programs import composer_program, expert_program
 from planetary.runs.mixture.program.signature import ComposerShape
-from planetary.runtime.program_runner import Program, XlaRunner
+from planetary.runtime.device_program import DeviceProgram, Program, open_on_xla
 
 # A balance loss of the whole batch is not the mean of its parts'.
 MODEL = replace(TINY, balance=0.0, batch_size=4)
 SHAPE = ComposerShape(2, 3, MODEL.batch_size)
 
 
-def composer(**options: object) -> XlaRunner:
-    return XlaRunner(composer_program(MODEL, SHAPE, replace(OPTIONS, **options)), optimise=False)
+def composer(**options: object) -> DeviceProgram:
+    return open_on_xla(composer_program(MODEL, SHAPE, replace(OPTIONS, **options)), optimise=False)
 
 
 @pytest.fixture(scope="module")
@@ -125,5 +125,5 @@ def test_a_mixture_trains_in_bf16_in_parts_and_with_less_memory() -> None:
 @pytest.mark.compiles
 def test_iree_computes_micro_batches_of_a_mixture_as_xla_does(tensors: dict[str, np.ndarray]) -> None:
     program = composer(micro_batches=2, precision="bf16", remat="blocks").program
-    found = IreeRunner(program, Target("cpu", "host"), ["gradients"])("gradients", tensors)
-    assert apart(found, XlaRunner(program, optimise=False)("gradients", tensors)) < 5e-3
+    found = open_on_iree(program, Target("cpu", "host"), ["gradients"])("gradients", tensors)
+    assert apart(found, open_on_xla(program, optimise=False)("gradients", tensors)) < 5e-3

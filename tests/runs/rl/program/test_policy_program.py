@@ -15,7 +15,7 @@ from planetary.models.initial import flat_names
 from planetary.runs.rl.objectives.terms import LossTerms
 from planetary.runs.rl.program.program import loss_of, policy_loss, token_logprobs
 from planetary.runs.rl.program.shape import LOGPROBS, SCORE, TOKENS, TRAIN
-from planetary.runtime.program_runner import XlaRunner
+from planetary.runtime.device_program import DeviceProgram, open_on_xla
 
 ALL = LossTerms(surrogate=1.0, likelihood=0.3, clip_low=0.2, clip_high=0.28, mask_gap=0.02, drift=0.05, reference=0.04)
 TERMS = {
@@ -91,8 +91,8 @@ def gradient_of_step(given: Tensors, micro_batches: int = 1) -> tuple[float, dic
 
 
 @functools.cache
-def runner(micro_batches: int) -> XlaRunner:
-    return XlaRunner(program(micro_batches)[0], optimise=False)
+def runner(micro_batches: int) -> DeviceProgram:
+    return open_on_xla(program(micro_batches)[0], optimise=False)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from planetary.runs.rl.rollouts.dialogues import Dialogue, RolloutLimits, Rollou
 from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rl.rollouts.recomputation import Recomputation
 from planetary.runs.serve.role import LoadedModel
-from planetary.runtime.program_runner import XlaRunner
+from planetary.runtime.device_program import open_on_xla
 
 END = 0
 LIMITS = RolloutLimits(window=16, most=8, vocabulary=VOCABULARY, ends=(END,))
@@ -63,7 +63,7 @@ def weights(scale: float = 1.0) -> Tensors:
 
 @functools.cache
 def model() -> LoadedModel:
-    return LoadedModel(XlaRunner(program()[0], optimise=False), SERVING, weights())
+    return LoadedModel(open_on_xla(program()[0], optimise=False), SERVING, weights())
 
 
 def texts() -> Rollouts:

@@ -33,8 +33,7 @@ from planetary.runs.serve.program.shape import (
     context_sizes_of,
     gather_name,
 )
-from planetary.runtime.device_program import ResidentTensors
-from planetary.runtime.program_runner import XlaRunner
+from planetary.runtime.device_program import ResidentTensors, open_on_xla
 
 WINDOW = 4 * PAGE
 MODELS: list[Any] = [
@@ -82,7 +81,7 @@ class Device:
             hidden=options["n_embd"],
         )
         program = serving_program(self.decode, self.params, specs, self.shape)
-        self.names, self.runner = names, XlaRunner(program, optimise=False)
+        self.names, self.runner = names, open_on_xla(program, optimise=False)
         self.tensors = ResidentTensors(self.runner)
         self.tensors.put({name: np.asarray(leaf) for name, leaf in names.items()})
         self.tensors.put({CACHE: self.shape.cache.zeros()})

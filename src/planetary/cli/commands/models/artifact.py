@@ -240,7 +240,7 @@ def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
     from planetary.compiler.step.train_step import TrainStep
     from planetary.core.tensors import host_dtype
     from planetary.fleet.preparation.program_compiling import compared, reference_from_xla
-    from planetary.runtime.backends import open_executor
+    from planetary.runtime.executor import open_executor
     from planetary.runtime.host import host_features
 
     spec = manifest.spec

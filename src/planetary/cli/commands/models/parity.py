@@ -94,7 +94,8 @@ def _measure(args: argparse.Namespace, targets: dict[str, Any], names: list[str]
     from planetary.compiler.step.train_step import build_train_step
     from planetary.core.places import cache_folder
     from planetary.fleet.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
-    from planetary.runtime.backends import open_executor, require_backend
+    from planetary.runtime.backends import require_backend
+    from planetary.runtime.executor import open_executor
 
     for target in targets.values():
         require_backend(target.backend)

@@ -53,7 +53,7 @@ from planetary.runs.mixture.program.part import ProgramPart
 from planetary.runs.mixture.program.signature import parameter_specs
 from planetary.runs.mixture.training.composer import ComposerSteps, ResidentComposer, mean_loss, owned_by
 from planetary.runs.mixture.training.participant_states import ComposerState, Surrogates
-from planetary.runtime.program_runner import Runner
+from planetary.runtime.device_program import DeviceProgram
 from planetary.wire.limits import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class ComposerDriver:
     def __init__(
         self,
         plan: MixturePlan,
-        run: Runner,
+        run: DeviceProgram,
         send: Send,
         *,
         fitting: Executor | None = None,
@@ -479,7 +479,9 @@ class RoundLosses:
 class ComposerRole:
     """A worker's role in a mixture, composer or expert worker: a driver and threads. See `Role`."""
 
-    def __init__(self, plan: MixturePlan, run: Runner, ready: mm.MixtureReady, send: Send, system: System) -> None:
+    def __init__(
+        self, plan: MixturePlan, run: DeviceProgram, ready: mm.MixtureReady, send: Send, system: System
+    ) -> None:
         """`ready`: the worker's description of itself, without a shard."""
         self.machine = IndependentMachine()
         self._ready, self._send, self._system = ready, send, system

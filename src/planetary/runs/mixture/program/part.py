@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from planetary.core.step import FunctionSpec
-from planetary.core.tensors import Tensors, TensorSpec
-from planetary.runtime.device_program import Handle
-from planetary.runtime.program_runner import Program, Runner, signature
+from planetary.runtime.device_program import DeviceProgram, Handle, Program, WrappedProgram
 
 
-class ProgramPart(Runner):
+class ProgramPart(WrappedProgram):
     """Runs `<part>_<function>` of a whole program as `<function>`.
 
     Args:
@@ -20,32 +15,12 @@ class ProgramPart(Runner):
         part: "composer", "expert" or "whole".
     """
 
-    def __init__(self, run: Runner, part: str) -> None:
-        self._run, self._part = run, part
-        self._program = part_of(run.program, part)
-
-    @property
-    def program(self) -> Program:
-        return self._program
-
-    @property
-    def device_name(self) -> str:
-        return self._run.device_name
-
-    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        return self._run(f"{self._part}_{function}", tensors)
-
-    def signature(self, function: str) -> FunctionSpec:
-        return signature(self.program, function)
-
-    def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
-        return self._run.put(spec, array)
-
-    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        return self._run.get(spec, handle)
+    def __init__(self, run: DeviceProgram, part: str) -> None:
+        super().__init__(run, part_of(run.program, part))
+        self._part = part
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        return self._run.invoke(f"{self._part}_{function}", arguments)
+        return super().invoke(f"{self._part}_{function}", arguments)
 
 
 def part_of(program: Program, part: str) -> Program:

@@ -54,7 +54,7 @@ from planetary.models.latent_moe import (
 )
 from planetary.runs.mixture.methods.tiers import tier_of
 from planetary.runs.mixture.program.signature import ComposerShape, in_layer
-from planetary.runtime.program_runner import Program
+from planetary.runtime.device_program import Program
 
 
 def dense_specs(config: LatentMoeConfig) -> tuple[TensorSpec, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 from planetary.core.errors import UserError
 from planetary.core.step import GRADIENT, RATE
 from planetary.core.tensors import TensorSpec
-from planetary.runtime.program_runner import Program, signature
+from planetary.runtime.device_program import Program, signature
 
 
 class ComposerShape(msgspec.Struct, frozen=True):

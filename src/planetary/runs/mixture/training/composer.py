@@ -38,8 +38,7 @@ from planetary.runs.mixture.training.expert_work import (
 )
 from planetary.runs.mixture.training.participant_states import ComposerState, Surrogates, computed_weights
 from planetary.runs.mixture.training.settings import MoeTraining
-from planetary.runtime.device_program import ResidentTensors
-from planetary.runtime.program_runner import Runner, signature
+from planetary.runtime.device_program import DeviceProgram, ResidentTensors, signature
 
 replace = msgspec.structs.replace
 
@@ -84,8 +83,8 @@ class ComposerSteps:
         config: LatentMoeConfig,
         training: MoeTraining,
         batch: int,
-        composer: Runner,
-        expert: Runner,
+        composer: DeviceProgram,
+        expert: DeviceProgram,
         *,
         masters: bool = True,
     ) -> None:
@@ -304,7 +303,7 @@ def named_experts(layers: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.nd
     return {in_layer(i, "experts", name): value for i, layer in enumerate(layers) for name, value in layer.items()}
 
 
-def mean_loss(run: Runner, tensors: Tensors, batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+def mean_loss(run: DeviceProgram, tensors: Tensors, batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
     """Return the mean cross-entropy over batches of (tokens, targets)."""
     held, losses = ResidentTensors(run), []
     held.put(tensors)
@@ -329,7 +328,7 @@ class ResidentComposer:
         state: where it starts.
     """
 
-    def __init__(self, steps: ComposerSteps, run: Runner, state: ComposerState) -> None:
+    def __init__(self, steps: ComposerSteps, run: DeviceProgram, state: ComposerState) -> None:
         self._steps, self._held = steps, ResidentTensors(run)
         gradients = signature(run.program, "composer_gradients")
         self._found = [s.name for s in gradients.results]

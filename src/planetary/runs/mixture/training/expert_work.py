@@ -17,8 +17,7 @@ from planetary.runs.mixture.methods.recent_rows import RecentRows, calibration_r
 from planetary.runs.mixture.methods.sketch import EncodedSketch, Sketch, decode, dense_gates
 from planetary.runs.mixture.methods.surrogate import FitOptions, expert_outputs, fit_surrogates
 from planetary.runs.mixture.training.participant_states import computed_weights
-from planetary.runtime.device_program import ResidentTensors
-from planetary.runtime.program_runner import Runner, signature
+from planetary.runtime.device_program import DeviceProgram, ResidentTensors, signature
 
 _KEYS = MixtureOptions()
 
@@ -61,7 +60,7 @@ class Improved(msgspec.Struct, frozen=True):
 
 
 def improve(
-    run: Runner,
+    run: DeviceProgram,
     weights: Tensors,
     moments: Tensors,
     encoded: Sequence[EncodedSketch],
@@ -107,7 +106,7 @@ def improve(
 
 
 def optimizer_step(
-    run: Runner, weights: Tensors, moments: Tensors, rate: float, gradients: Tensors
+    run: DeviceProgram, weights: Tensors, moments: Tensors, rate: float, gradients: Tensors
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return weights and moments after one step of the program's optimizer at a learning rate."""
     found = run("update", {**weights, **moments, **gradients, RATE.name: np.array(rate, np.float32)})
@@ -162,7 +161,7 @@ def sketched_rows(sketches: Sequence[Sketch], config: LatentMoeConfig) -> Recent
     return RecentRows(np.concatenate([sketch.inputs for sketch in sketches]), np.concatenate(gates))
 
 
-def _inputs(run: Runner, sketch: Sketch, slots: np.ndarray, experts: int) -> dict[str, np.ndarray]:
+def _inputs(run: DeviceProgram, sketch: Sketch, slots: np.ndarray, experts: int) -> dict[str, np.ndarray]:
     """A sketch as the program takes it; fewer tokens than it is made for are filled up with rows of zeros."""
     matrix = ownership.slot_matrix(slots[None], experts)[0]
     gates = dense_gates(sketch, experts) @ matrix

@@ -28,7 +28,7 @@ from planetary.runs.mixture.training.participant_states import (
 )
 from planetary.runs.mixture.training.replicas import replicated_slots
 from planetary.runs.mixture.training.settings import MoeTraining
-from planetary.runtime.program_runner import Program
+from planetary.runtime.device_program import Program
 
 
 def drawn_model(config: LatentMoeConfig) -> Tensors:

@@ -38,7 +38,7 @@ from planetary.models.layers import stop_gradient
 from planetary.runs.rl.objectives.terms import LossTerms
 from planetary.runs.rl.program.shape import SCORE, TRAIN, PolicyShape
 from planetary.runs.serve.program.program import Decode, serving_program
-from planetary.runtime.program_runner import Program
+from planetary.runtime.device_program import Program
 
 
 def policy_program(  # noqa: PLR0917 - the parts of a program

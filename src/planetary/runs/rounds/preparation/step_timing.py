@@ -89,7 +89,8 @@ async def time_steps(folder: Path, request: TimingRequest) -> StepTimes:
 
 def _serve(folder: Path) -> None:
     from planetary.compiler.check.parity import random_batches
-    from planetary.runtime.backends import CPU_BACKENDS, open_executor
+    from planetary.runtime.backends import CPU_BACKENDS
+    from planetary.runtime.executor import open_executor
     from planetary.runtime.host import usable_cores
 
     request = msgspec.json.decode((folder / "request.json").read_bytes(), type=TimingRequest)

@@ -24,7 +24,7 @@ from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import CallSize, ServingShape
 from planetary.runs.serve.program.trial import ServingTrial, decode_trial, encode_trial
-from planetary.runtime.program_runner import Program
+from planetary.runtime.device_program import Program
 
 MANIFEST = "serving.json"
 """Names the other files with their digests. It is written last: a folder without it is no model."""

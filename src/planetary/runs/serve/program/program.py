@@ -31,7 +31,7 @@ from planetary.runs.serve.program.call_context import (
 )
 from planetary.runs.serve.program.likeliest import top_k
 from planetary.runs.serve.program.shape import KEYS, LIKELIEST, SCORES, VALUES, CallSize, ServingShape
-from planetary.runtime.program_runner import Program
+from planetary.runtime.device_program import Program
 
 Decode = Callable[[Any, jax.Array, Any], jax.Array]
 """A model's `decode(params, tokens [B, S], context)`; see `models.context`."""

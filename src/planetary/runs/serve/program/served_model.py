@@ -13,7 +13,7 @@ from planetary.data.tokenizer import Tokenizer
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.program.shape import CallSize, ServingShape
 from planetary.runs.serve.program.trial import ServingTrial
-from planetary.runtime.program_runner import Program
+from planetary.runtime.device_program import Program
 
 
 @dataclass(frozen=True, kw_only=True)

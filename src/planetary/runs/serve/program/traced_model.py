@@ -23,7 +23,7 @@ from planetary.runs.serve.program.program import Decode, serving_program
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import PAGE, CallSize, ServingShape, context_sizes_of
 from planetary.runs.serve.program.trial import TOLERANCE, ServingTrial, spare_pages, trial_length
-from planetary.runtime.program_runner import Program
+from planetary.runtime.device_program import Program
 from planetary.wire.limits import MIB
 
 NOISE_FACTOR = 4.0

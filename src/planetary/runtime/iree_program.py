@@ -1,30 +1,28 @@
-"""Runs single functions of a compiled IREE module; see `DeviceProgram`."""
+"""Programs on IREE's devices: tensors stay on the device between two calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import iree.runtime as iree
 import numpy as np
 
 from planetary.core.errors import LocalProtocolError, ResourceError
-from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec, WeightBlocks
-from planetary.runtime.device_program import Handle
-from planetary.runtime.iree_executor import name_of_device, open_device
-from planetary.runtime.iree_memory import IreeMemory
+from planetary.runtime.device_program import DeviceProgram, Handle, Program, copied
+from planetary.runtime.iree_device import IreeMemory, name_of_device, open_device
 
 
-class IreeFunctions:
-    """A loaded module.
+class IreeProgram(DeviceProgram):
+    """A loaded module. On a CPU all modules of a process share its threads.
 
     Args:
         module: bytes of a VMFB for this machine.
-        functions: signatures by name.
-        backend: it was compiled for, e.g. `"cpu"`.
-        threads: of a CPU device; None: all usable cores.
-        device_id: which device of the backend.
+        program: description of the module.
+        backend: one of `iree_device.DRIVERS`, which it was compiled for.
+        threads: of a CPU device; None: all usable cores. Fixed for the process by the first module.
+        device_id: which device of the backend, in the driver's order.
         blocks: layouts of the arguments the functions take in blocks; here they have their own shapes.
 
     Raises:
@@ -34,17 +32,17 @@ class IreeFunctions:
     def __init__(
         self,
         module: bytes,
-        functions: Mapping[str, FunctionSpec],
+        program: Program,
         *,
         backend: str,
         threads: int | None = None,
         device_id: int = 0,
         blocks: Sequence[WeightBlocks] = (),
     ) -> None:
-        self._backend, self._signatures = backend, functions
+        self._backend = backend
         self._blocks = {layout.name: layout for layout in blocks}
         self._device = open_device(backend, device_id, threads)
-        self.device_name = name_of_device(backend, device_id)
+        super().__init__(program, name_of_device(backend, device_id))
         self._memory = IreeMemory(self._device, backend)
         try:
             instance = iree.VmInstance()
@@ -57,30 +55,27 @@ class IreeFunctions:
             raise ResourceError(f"cannot load a compiled module on the {backend} device: {error}") from error
         self._found: dict[str, Any] = {}
 
-    def signature(self, function: str) -> FunctionSpec:
-        if function not in self._signatures:
-            known = ", ".join(self._signatures)
-            raise LocalProtocolError(f"the compiled module has no function {function!r}; it has: {known}")
-        return self._signatures[function]
-
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
         layout = self._blocks.get(spec.name)
         return self._memory.upload(spec, array if layout is None else layout.store(array))
 
-    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
+    def get(self, spec: TensorSpec, handle: Handle, into: np.ndarray | None = None) -> np.ndarray:
         layout = self._blocks.get(spec.name)
         if layout is None:
-            return np.array(self._memory.read(spec, handle))
+            return copied(self._memory.read(spec, handle), into)
         stored = TensorSpec(spec.name, spec.dtype, layout.stored_shape(spec.shape))
         return layout.restore(self._memory.read(stored, handle), spec.shape)
 
+    def prepare(self, function: str) -> None:
+        found = self._modules[1].lookup_function(function)
+        if found is None:
+            raise LocalProtocolError(f"the compiled module has no function {function!r}")
+        self._found[function] = found
+
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        if function not in self._found:
-            found = self._modules[1].lookup_function(function)
-            if found is None:
-                raise LocalProtocolError(f"the compiled module has no function {function!r}")
-            self._found[function] = found
         count = len(self.signature(function).results)
+        if function not in self._found:
+            self.prepare(function)
         inputs, outputs = iree.VmVariantList(len(arguments)), iree.VmVariantList(count)
         try:
             for argument in arguments:
@@ -89,3 +84,11 @@ class IreeFunctions:
             return [outputs.get_as_object(i, iree.HalBufferView) for i in range(count)]
         except (RuntimeError, ValueError) as error:
             raise ResourceError(f"{function} failed on the {self._backend} device: {error}") from error
+
+    def peak_memory(self) -> int:
+        counted = self._device.allocator.statistics
+        return int(counted["device_bytes_peak"] + counted["host_bytes_peak"])
+
+    def close(self) -> None:
+        # The bindings crash if a buffer outlives the device: drop them from the inside out.
+        del self._found, self._context, self._modules, self._memory, self._device

@@ -62,7 +62,7 @@ def another_value(key: str, found: Any) -> Any:
         case inspect.StrType():
             return "blocks" if bare.pattern else f"{found}x"
         case inspect.DictType():
-            return {"x": "param"} if name == "roles" else {"x": 1}
+            return {"x": 1 if isinstance(bare.value_type, inspect.AnyType) else "param"}
         case _:
             return ["x"]
 

@@ -12,10 +12,12 @@ import numpy as np
 from planetary.artifacts.safetensors_file import read_metadata, read_safetensors, safetensors_pieces
 from planetary.artifacts.store import write_atomically
 from planetary.core.configuration.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from planetary.core.deviations import as_float
 from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors, TensorSpec
 
 _PREFIX = "base_model.model."  # beginning of every name: the library wraps a model twice
+_A, _B = ".lora_A.weight", ".lora_B.weight"
 _BASE = "planetary.base"  # entry of the header: digests of the base's tensors by stored name
 _DIGITS = 16  # hexadecimal digits of a tensor's digest; an accident is found, not an attack
 
@@ -49,6 +51,33 @@ def read_adapter(folder: Path, wanted: Mapping[str, str]) -> tuple[tuple[TensorS
             )
     renamed = tuple(TensorSpec(names[spec.name], spec.dtype, spec.shape) for spec in specs)
     return renamed, {names[name]: value for name, value in tensors.items()}
+
+
+def read_layers(folder: Path, rank: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return A [rank, inputs] and B [outputs, rank] of every layer, f32, by its name in the folder of the base.
+
+    Raises:
+        UserError: the file has other tensors, one without its partner, or of another rank.
+        TrustError, OSError: as `read_adapter`.
+    """
+    path = folder / ADAPTER_WEIGHTS
+    if not path.is_file():
+        raise UserError(f"there are no weights in {folder}: expected {ADAPTER_WEIGHTS}")
+    specs, tensors = read_safetensors(path)
+    values = {spec.name: as_float(tensors[spec.name], spec.dtype).astype(np.float32, copy=False) for spec in specs}
+    layers = {}
+    for name in values:
+        layer = name.removeprefix(_PREFIX).removesuffix(_A).removesuffix(_B)
+        a, b = (values.get(f"{_PREFIX}{layer}{end}") for end in (_A, _B))
+        if a is None or b is None or name not in (f"{_PREFIX}{layer}{_A}", f"{_PREFIX}{layer}{_B}"):
+            raise UserError(f"{path} has a tensor {name!r}, which is no A or B of a layer that has both")
+        if not (a.ndim == b.ndim == 2 and len(a) == b.shape[1] == rank):
+            raise UserError(
+                f"{path}: A of {layer!r} is {list(a.shape)} and B {list(b.shape)}, and {ADAPTER_CONFIG} says that the "
+                f"rank is {rank}"
+            )
+        layers[layer] = a, b
+    return layers
 
 
 def check_base(folder: Path, base: Mapping[str, str]) -> None:

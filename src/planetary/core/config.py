@@ -214,6 +214,10 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
             kind = section_struct(name)
             for key in kind.paths:
                 complete(name, key, lambda value: True)
+                if isinstance(table := tables[name], dict) and isinstance(named := table.get(key), Mapping):
+                    table[key] = dict(named)
+                    for entry in named:
+                        complete_in(table[key], entry, lambda value: True)
     for section, key in extension_keys(name for name in section_names() if name in tables):
         complete(section, key, lambda value: file_of(value) is not None)
     if isinstance(sinks := tables.get("sinks"), list):

@@ -269,6 +269,7 @@ def serve(
     weights: str | None = None,
     context: int | None = None,
     follow: bool = False,
+    adapters: Mapping[str, str | os.PathLike[str] | Run] | None = None,
     workers: int = 1,
     overrides: Mapping[str, Any] | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -291,6 +292,8 @@ def serve(
         weights: form of the parameters: "f32", "bf16", "int8" or "int4".
         context: the longest text in tokens, prompt included.
         follow: serve every newer checkpoint of the run as soon as it exists.
+        adapters: changes of the model by the name that requests choose them with: folders of `peft`, and runs that
+            trained one. They share the model's parameters.
         workers: processes that compute.
         overrides: other keys, such as `{"serve.batch": 4, "serve.cache_mb": 512}`.
         run_dir: folder of journal and logs; by default a temporary one, which goes with the server.
@@ -310,15 +313,13 @@ def serve(
         >>> text == planetary.Run.open("runs/tiny").generate("def ", max_tokens=5, temperature=0, seed=1)
         True
     """
-    path = model.folder if isinstance(model, Run) else model
-    if not isinstance(path, str | os.PathLike):
-        raise UserError(f"serve: expected a planetary.Run or the path of a model, found {show_found(path)}")
     own = {"host": host, "port": port, "name": name, "weights": weights, "context": context, "follow": follow or None}
+    own["adapters"] = {key: _folder("an adapter", one) for key, one in (adapters or {}).items()} or None
     given = {f"serve.{key}": value for key, value in own.items() if value is not None}
     if twice := [key for key in given if key in (overrides or {})]:
         raise UserError(f"serve: {twice[0]} is in overrides, and an argument: leave one of them out")
     config = served_config(
-        Path(path),
+        Path(_folder("a model", model)),
         [*settings(overrides, workers=workers), *(f"{key}={toml_value(value)}" for key, value in given.items())],
     )
     kind_of(config).check(config)
@@ -328,3 +329,10 @@ def serve(
     )
     server = Server(config, LocalRunOptions(folder=folder, cache=cache_folder(cache)), scratch)
     return server.wait() if wait else server
+
+
+def _folder(of: str, value: object) -> str:
+    path = value.folder if isinstance(value, Run) else value
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"serve: expected a planetary.Run or the path of {of}, found {show_found(path)}")
+    return os.fspath(Path(path).absolute())

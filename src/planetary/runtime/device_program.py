@@ -156,11 +156,15 @@ class ResidentTensors:
                 self._host[name] = array
                 self._device.pop(name, None)
 
-    def place(self, specs: Iterable[TensorSpec], tensors: Tensors) -> None:
-        """Send tensors at once, and keep no host array of them. Raises `LocalProtocolError`, `ResourceError`."""
+    def place(self, specs: Iterable[TensorSpec], tensors: Tensors, names: Mapping[str, str] = _NOTHING) -> None:
+        """Send tensors at once, and keep no host array of them. Raises `LocalProtocolError`, `ResourceError`.
+
+        `names`: under which a tensor is here, if other than its own.
+        """
         for spec in specs:
-            self._host.pop(spec.name, None)
-            self._device[spec.name] = spec, self._program.put(spec, checked(spec, tensors[spec.name]))
+            name = names.get(spec.name, spec.name)
+            self._host.pop(name, None)
+            self._device[name] = spec, self._program.put(spec, checked(spec, tensors[spec.name]))
 
     def get(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Return host arrays. Raises `LocalProtocolError` for a name that is not here, `ResourceError`."""

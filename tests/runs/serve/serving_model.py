@@ -60,11 +60,13 @@ class FakeWorker:
     batches: list[int] = field(default_factory=list)
     prefilled: int = 0
     vocabulary: int = VOCABULARY
+    adapter: int = 0  # of the newest call; a token in a page is another one with another adapter
 
     def compute(self, call: Call) -> list[Candidates]:
         kind, *_, size, context_pages = call.function.split("_")
         found = []
         self.batches.append(len(call.slots))
+        self.adapter = call.adapter
         for row in call.slots:
             assert len(row.page_table) <= int(context_pages[1:])
             assert len(row.tokens) <= (1 if kind == "decode" else int(size[1:]))
@@ -90,7 +92,7 @@ class FakeWorker:
         for offset, token in enumerate(row.tokens):
             position = row.start + offset
             page = self.pages.setdefault(row.page_table[position // PAGE], [-1] * PAGE)
-            page[position % PAGE] = token
+            page[position % PAGE] = token + 1000 * self.adapter
         return [self.pages[row.page_table[i // PAGE]][i % PAGE] for i in range(row.start + len(row.tokens))]
 
     def scores(self, seen: list[int], row: Slot) -> Scores:

@@ -39,11 +39,19 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             "planetary serve runs/stdlib",
             "planetary serve runs/stdlib --follow --workers 2 --port 8001",
             "planetary serve downloads/Llama-3.2-1B --context 4096 --cache-mb 1024",
+            "planetary serve downloads/Llama-3.2-1B --adapter style=adapters/style --adapter tuned=runs/tuned",
             "planetary export --serving runs/stdlib -o stdlib-served && planetary serve stdlib-served",
         ],
     )
     parser.add_argument("model", type=Path, help=required_key("serve.model"))
     add_key_flags(parser, _FLAGS)
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="an adapter of the model beside it, for requests with this name [serve.adapters]",
+    )
     add_key_flag(parser, "--workers", "fabric.workers", default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of logs and journal (default: temporary)")
@@ -82,4 +90,20 @@ def _config(args: argparse.Namespace) -> Config:
     from planetary.run.serve import served_config
 
     given = [f"fabric.workers={args.workers}", *settings_of(args, _FLAGS), *model_settings(args), *args.set]
-    return served_config(args.model, given)
+    return served_config(args.model, [*_adapters(args.adapter), *given])
+
+
+def _adapters(given: list[str]) -> list[str]:
+    """Return the setting that `--adapter` stands for. Raises `UserError`."""
+    from planetary.core.configuration.toml import toml_value
+    from planetary.core.errors import UserError
+
+    folders: dict[str, str] = {}
+    for one in given:
+        name, mark, folder = one.partition("=")
+        if not (name and mark and folder):
+            raise UserError(f"--adapter {one}: expected NAME=FOLDER, such as style=adapters/style")
+        if name in folders:
+            raise UserError(f"--adapter {one}: there are two adapters {name!r}; give each a name of its own")
+        folders[name] = str(Path(folder).absolute())
+    return [f"serve.adapters={toml_value(folders)}"] if folders else []

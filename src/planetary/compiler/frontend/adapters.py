@@ -155,6 +155,49 @@ def _listed(names: Sequence[str]) -> str:
 # --- the graph ------------------------------------------------------------------------------------------------
 
 
+def input_dimensions(source: str, places: Mapping[str, int]) -> dict[str, int]:
+    """Return the dimension with a layer's inputs of each matrix whose every use is a product with them.
+
+    Args:
+        source: StableHLO text with a function `main`.
+        places: of the matrices among the arguments, by name.
+    """
+    with ir.new_context():
+        module = ir.parse_module(source)
+        arguments = ir.entry_block(ir.main_function(module)).arguments
+        found = {name: _contracted(arguments[place]) for name, place in places.items()}
+    return {name: min(summed) for name, summed in found.items() if summed in ({0}, {1})}
+
+
+def change_products(module: ir.Module, adapters: Sequence[Adapter], places: Mapping[str, int]) -> None:
+    """Add the changes of adapters to the products of `main`, in place.
+
+    Args:
+        module: every call is inlined. A matrix may be widened from fewer bits before it is used.
+        adapters: of the matrices.
+        places: of the matrices, of each A and each B among the arguments, by name.
+    """
+    arguments = ir.entry_block(ir.main_function(module)).arguments
+    for one in adapters:
+        a, b = (arguments[places[spec.name]] for spec in (one.a, one.b))
+        for matrix in _widened(arguments[places[one.target]], one.spec.shape):
+            for product in _products(matrix) or ():
+                _change_product(one, *product, a, b)
+
+
+def _widened(value: Value, shape: tuple[int, ...]) -> list[Value]:
+    """Return the values of a matrix as floats: the argument, or those that are computed from fewer bits."""
+    found: list[Value] = []
+    open_ = [value]
+    while open_:
+        value = open_.pop()
+        if ir.shape_of(value) != shape or not ir.is_float_element(ir.element_of(value)):
+            open_ += [result for op, _ in ir.uses_of(value) for result in op.results]
+        elif value not in found:
+            found.append(value)
+    return found
+
+
 def _with_changes(
     model: Model, source: bytes, adapters: Sequence[Adapter], written: Callable[[ir.Module], bytes]
 ) -> bytes:
@@ -208,12 +251,10 @@ def _change_product(one: Adapter, product: Any, side: int, a: Value, b: Value) -
     with ir.insert_after(product):
         x = ops.convert(product.operands[1 - side], ir.element_of(a))
         if side == 1:
-            inner = ops.dot_general(x, a, contract=([summed], [1]))
-            inner = ops.multiply(inner, ops.full_like(inner, one.scale))
+            inner = _scaled(ops.dot_general(x, a, contract=([summed], [1])), one.scale)
             change = ops.dot_general(inner, b, contract=([len(ir.shape_of(inner)) - 1], [1]))
         else:
-            inner = ops.dot_general(a, x, contract=([1], [summed]))
-            inner = ops.multiply(inner, ops.full_like(inner, one.scale))
+            inner = _scaled(ops.dot_general(a, x, contract=([1], [summed])), one.scale)
             change = ops.dot_general(b, inner, contract=([1], [0]))
         result = product.results[0]
         total = ops.add(result, ops.convert(change, ir.element_of(result)))
@@ -221,6 +262,10 @@ def _change_product(one: Adapter, product: Any, side: int, a: Value, b: Value) -
     addition = ir.defining_op(total)
     assert addition is not None
     addition.operands[0] = result
+
+
+def _scaled(value: Value, scale: float) -> Value:
+    return value if scale == 1.0 else ops.multiply(value, ops.full_like(value, scale))
 
 
 def _products(value: Value) -> list[tuple[Any, int]] | None:

@@ -32,6 +32,7 @@ from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, PRETRAINED
 from planetary.models.context import CacheSizes, StateSizes, WholeText
 from planetary.models.initial import undrawn
 from planetary.run.kinds import kind_of
+from planetary.run.model.served_adapters import with_adapters
 from planetary.run.model.trained_model import (
     all_values,
     code_of,
@@ -42,7 +43,7 @@ from planetary.run.model.trained_model import (
     tree_names,
     weights_in,
 )
-from planetary.runs.rounds.preparation.options import builder_options, given_weights, model_of
+from planetary.runs.rounds.preparation.options import builder_options, given_weights, model_of, stored_names
 from planetary.runs.serve.config import ServeConfig, is_graph
 from planetary.runs.serve.program.exported_model import is_exported, read_exported
 from planetary.runs.serve.program.program import Decode
@@ -73,6 +74,13 @@ def load_served(config: Config) -> ServedModel:
         )
     if config.of(ServeConfig).follow and model.refresh is None:
         raise UserError(f"there is nothing to follow in {path}: expected the folder of a run, whose checkpoints change")
+    if adapters := config.of(ServeConfig).adapters:
+        if is_exported(path):
+            raise UserError(f"serve.adapters: the functions in {path} are compiled already, and take none")
+        if config.of(ServeConfig).follow:
+            raise UserError("serve.follow with serve.adapters: an adapter belongs to one version of its model")
+        if (name := config.of(ServeConfig).name or model.name) in adapters:
+            raise UserError(f"serve.adapters: {name!r} is the name of the model itself: give the adapter another")
     told: dict[str, Any] = {}
     if config.of(ServeConfig).chat_template:
         try:
@@ -82,6 +90,7 @@ def load_served(config: Config) -> ServedModel:
             raise UserError(
                 f"cannot read the chat template {config.of(ServeConfig).chat_template}: {reason}"
             ) from error
+        told["adapters"] = tuple(replace(one, chat_template="") for one in model.adapters)
     if config.of(ServeConfig).name:
         told["name"] = config.of(ServeConfig).name
     return _as_told(model, told)
@@ -102,11 +111,15 @@ def _as_told(model: ServedModel, told: Mapping[str, Any]) -> ServedModel:
 def load_traced(config: Config) -> TracedModel:
     """Return the model that `serve.model` names, of which the code is here. Raises as `load_served`."""
     path, serve = Path(config.of(ServeConfig).model), config.of(ServeConfig)
+    named: Callable[[str], str] = str
     if is_graph(path):
         model = _initial_graph(path, config)
+    elif is_pretrained(folder := pretrained_folder(path)):
+        model, named = _pretrained(path, folder, serve), read_published(folder)[0].stored_name
     else:
-        folder = pretrained_folder(path)
-        model = _pretrained(path, folder, serve) if is_pretrained(folder) else _trained(path, serve)
+        model = _trained(path, serve)
+        named = stored_names(load_config(_run_of(path)[0] / CONFIG))
+    model = with_adapters(model, {name: Path(folder) for name, folder in serve.adapters.items()}, named)
     return narrowed(model, serve.weights)
 
 
@@ -180,9 +193,14 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = Serve
     return _of_checkpoint(run, config, checkpoint)
 
 
+def _run_of(path: Path) -> tuple[Path, Path | None]:
+    """Return the run's folder, and the checkpoint's where `path` is one."""
+    return (path, None) if (path / CONFIG).is_file() else (path.parent.parent, path)
+
+
 def _trained(path: Path, serve: ServeConfig) -> TracedModel:
     """Return the model of a run's folder, or of a checkpoint's folder in one."""
-    run, checkpoint = (path, None) if (path / CONFIG).is_file() else (path.parent.parent, path)
+    run, checkpoint = _run_of(path)
     if not (run / CONFIG).is_file():
         raise UserError(
             f"there is no model in {path}: expected a run folder, a checkpoint folder of one, a .mlir file, the folder "

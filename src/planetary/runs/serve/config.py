@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+import msgspec
+
 from planetary.core.config import Config
 from planetary.core.configuration.honoured import HonouredKeys
 from planetary.core.configuration.ranges import (
@@ -24,12 +26,15 @@ class ServeConfig(KindSection, frozen=True):
     """`[serve]`: a trained model behind an HTTP endpoint, in place of a training."""
 
     section: ClassVar[str] = "serve"
-    paths: ClassVar[tuple[str, ...]] = ("model", "keys", "chat_template")
+    paths: ClassVar[tuple[str, ...]] = ("model", "adapters", "keys", "chat_template")
 
     # run folder, checkpoint folder of one, folder of a pretrained model or of
     # `planetary export --serving`, or a StableHLO model; empty: this is a training
     model: str = ""
     name: str = ""  # model name for clients; empty: the folder's name
+    # changes of the model that clients choose by name, { style = "folder" }: folders of adapters as `peft` has them,
+    # and run folders that trained one; they share the model's parameters
+    adapters: dict[str, Text] = msgspec.field(default_factory=dict)
     host: Text = "127.0.0.1"  # address of the endpoint; others than loopback need `keys`
     port: Port = 8000  # TCP port of the endpoint; 0: any
     # file of keys, a line "NAME KEY" each, of which a request needs one (Authorization: Bearer KEY); empty: none
@@ -80,6 +85,7 @@ GRAPH = HonouredKeys(
     kind="serving a graph",
     keys=(*CODED.keys, *_OF_GRAPH),
     without={
+        "serve.adapters": "a compiled graph has no layers by name",
         **dict.fromkeys(("model.source", "model.options", "model.smaller", "model.freeze"), _OF_MODEL),
         **{f"data.{key}": _TRAINS for key in ("source", "sources", "text_key", "format", "held_out_fraction")},
         **{

@@ -18,7 +18,14 @@ from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.machine.board import TaskTimes
-from planetary.runs.serve.messages import ComputeCall, FunctionsChecked, FurtherFunctions, ServingJob, ServingReady
+from planetary.runs.serve.messages import (
+    AdapterPart,
+    ComputeCall,
+    FunctionsChecked,
+    FurtherFunctions,
+    ServingJob,
+    ServingReady,
+)
 from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.scheduling.sampling import Candidates
 from planetary.runs.serve.scheduling.scheduler import Call, Scheduler, SequenceOutput
@@ -105,6 +112,7 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
     vocabulary: int  # tokens below it can be drawn
     weights: str  # digest of the packed parameters
     trial: str = ""  # see `ServingJob`
+    adapters: tuple[AdapterPart, ...] = ()
     # by the artifact of the first ones
     further: dict[str, tuple[FurtherFunctions, ...]] = msgspec.field(default_factory=dict)
 
@@ -125,12 +133,14 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
             weights=self.weights,
             params=self.params,
             trial=self.trial,
+            adapters=self.adapters,
             further=self.further.get(artifact, ()),
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
-        further = (one.artifact for one in self.further.get(artifact, ()))
-        return digest in (artifact, reference, self.weights, self.trial, *further) and bool(digest)
+        others = [one.artifact for one in self.further.get(artifact, ())]
+        others += [digest for one in self.adapters for digest in (one.weights, one.trial)]
+        return digest in (artifact, reference, self.weights, self.trial, *others) and bool(digest)
 
 
 ServingState = RunFold

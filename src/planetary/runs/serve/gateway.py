@@ -57,7 +57,7 @@ from planetary.runs.serve.controller import (
 )
 from planetary.runs.serve.drawing import candidates_of
 from planetary.runs.serve.http.endpoint import Endpoint
-from planetary.runs.serve.messages import SERVING, WEIGHTS, Computed, FurtherFunctions, ServingJob
+from planetary.runs.serve.messages import SERVING, WEIGHTS, AdapterPart, Computed, FurtherFunctions, ServingJob
 from planetary.runs.serve.program.exported_model import ExportedModel
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import (
@@ -116,6 +116,7 @@ class PreparedServing:
     program: Program  # of `shape.first_calls`
     weights: str  # digest of the packed parameters, which are in the store
     trial: str  # digest of the model's trial, which is there, too
+    adapters: tuple[AdapterPart, ...] = ()  # of the model
 
     data = None
 
@@ -311,11 +312,15 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
         program = model.program(shape, shape.first_calls)
         weights = _put_weights(gateway.store, model)
         gateway.set_stage("computing a text with the whole forward pass")
-        trial = _put_trial(gateway.store, model, shape, program.digest, weights)
+        trial = _put_trial(gateway.store, model, shape, program.digest, weights=weights)
+        adapters = tuple(
+            _put_adapter(gateway.store, model, shape, program.digest, weights=weights, adapter=number)
+            for number in range(1, len(model.adapters) + 1)
+        )
         self.shape, model = shape, model.without_values()  # workers have the numbers
         self.model = model
         release_freed_blocks()
-        return PreparedServing(gateway.config, model, shape, program, weights, trial)
+        return PreparedServing(gateway.config, model, shape, program, weights, trial, adapters)
 
     def begin(self, gateway: Gateway[Any], prepared: PreparedServing) -> Parts[ServingSetup]:
         config, timings, model, shape = gateway.config, gateway.config.timings, prepared.model, prepared.shape
@@ -333,6 +338,7 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
             vocabulary=min(model.vocabulary, model.tokenizer.vocab_size),
             weights=prepared.weights,
             trial=prepared.trial,
+            adapters=prepared.adapters,
         )
         desk = ServingDesk(policy, ServingState())
         controller = self.controller = ServingController(desk, timings.grace_s, gateway.clock.monotonic())
@@ -423,15 +429,27 @@ def _put_weights(store: BlobStore, model: ServedModel) -> str:
     return store.put(pack_arrays(WEIGHTS, None, model.arrays()))
 
 
-def _put_trial(store: BlobStore, model: ServedModel, shape: ServingShape, program: str, weights: str) -> str:
-    """Return the digest of the trial of a model's parameters, which a program runs; made the first time."""
+def _put_adapter(
+    store: BlobStore, model: ServedModel, shape: ServingShape, program: str, *, weights: str, adapter: int
+) -> AdapterPart:
+    digest = store.put(pack_arrays(WEIGHTS, None, model.adapters[adapter - 1].arrays))
+    return AdapterPart(digest, _put_trial(store, model, shape, program, weights=f"{weights} {digest}", adapter=adapter))
+
+
+def _put_trial(
+    store: BlobStore, model: ServedModel, shape: ServingShape, program: str, *, weights: str, adapter: int = 0
+) -> str:
+    """Return the digest of the trial of a model's parameters, which a program runs; made the first time.
+
+    `weights`: digest of the parameters and, of an adapter, after it that of its own.
+    """
     key = f"{_TRIAL}{program} {weights}"
     known = store.resolve(key)
     if known is not None:
         with contextlib.suppress(TrustError, UserError):  # damaged or removed: made again
             decode_trial(store.get(known), shape)
             return known
-    digest = store.put(encode_trial(model.trial(shape)))
+    digest = store.put(encode_trial(model.trial(shape, adapter)))
     store.link(key, digest)
     return digest
 
@@ -441,7 +459,7 @@ async def _follow_run(serving: ServingSetup, gateway: Gateway[Any], prepared: Pr
 
     def put(model: ServedModel) -> tuple[str, str]:
         weights = _put_weights(gateway.store, model)
-        return weights, _put_trial(gateway.store, model, prepared.shape, prepared.program.digest, weights)
+        return weights, _put_trial(gateway.store, model, prepared.shape, prepared.program.digest, weights=weights)
 
     while True:
         await asyncio.sleep(FOLLOW_S)

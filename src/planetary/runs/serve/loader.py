@@ -12,7 +12,8 @@ class ServingLoader:
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
         assert isinstance(job, ServingJob)
-        return job.artifact, job.weights, job.trial
+        adapters = (digest for one in job.adapters for digest in (one.weights, one.trial))
+        return job.artifact, job.weights, job.trial, *adapters
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         from planetary.runs.serve.role import load

@@ -12,7 +12,7 @@ from planetary.runs.serve.scheduling.sampling import Drawing
 from planetary.runs.serve.scheduling.scheduler import Call
 
 WEIGHTS = "weights of a served model"
-"""Label of the packed parameters of a model."""
+"""Label of the packed parameters of a model, or of an adapter's A and B."""
 
 
 class FurtherFunctions(msgspec.Struct, frozen=True):
@@ -20,6 +20,13 @@ class FurtherFunctions(msgspec.Struct, frozen=True):
 
     artifact: str  # sha256
     functions: tuple[str, ...]
+
+
+class AdapterPart(msgspec.Struct, frozen=True):
+    """An adapter of a served model, whose A and B a call takes in place of zeros."""
+
+    weights: str  # sha256 of the packed A and B
+    trial: str  # as `ServingJob.trial`, with the adapter
 
 
 class ServingJob(m.RoleJob, frozen=True, kw_only=True):
@@ -30,6 +37,7 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
         params: of the model, in the order in which functions take them.
         trial: sha256 of a sequence with the results of the whole forward pass with these weights, for comparison with
             the worker's results (`runs.serve.program.trial`).
+        adapters: of the model, in the order of their numbers from 1 on.
         further: functions to add to those of the artifact, `ServingShape.first_calls`. A job with more of them comes
             when they are compiled, and makes no new role.
     """
@@ -37,6 +45,7 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
     weights: str
     params: tuple[TensorSpec, ...]
     trial: str
+    adapters: tuple[AdapterPart, ...] = ()
     further: tuple[FurtherFunctions, ...] = ()
 
     @property
@@ -94,6 +103,7 @@ class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
     drawings: tuple[Drawing | None, ...] = ()  # None: nothing is drawn, or by the gateway
     vocabulary: int | None = None  # bound of drawn tokens; None: all
     extra_steps: int = 0  # further calls with the drawn tokens, unless a sequence ends before
+    adapter: int = 0  # of all the sequences, from 1; 0: none
     following: tuple[int, ...] = ()  # the token after the new ones, for a scoring call; -1: there is none yet
 
     @staticmethod
@@ -110,6 +120,7 @@ class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
             drawings=tuple(slot.drawing for slot in call.slots),
             vocabulary=vocabulary,
             extra_steps=call.extra_steps,
+            adapter=call.adapter,
             following=tuple(slot.following for slot in call.slots) if call.scores else (),
         )
 

@@ -50,6 +50,7 @@ from planetary.runs.serve.program.shape import (
 )
 from planetary.runs.serve.program.trial import decode_trial
 from planetary.runs.serve.scheduling.sampling import Drawing
+from planetary.runtime.device_check import DeviceReport
 from planetary.runtime.device_program import DeviceProgram, ResidentTensors
 from planetary.runtime.host_memory import release_freed_blocks
 
@@ -62,12 +63,22 @@ def load(job: ServingJob, place: Workplace) -> Role:
     """Load a model onto this device and check it there; raises as `RoleLoader.load`."""
     programs = JoinedPrograms(place.options.device, place.store)
     programs.add(job.artifact, job.shape.functions(job.params, job.shape.first_calls))
-    model = LoadedModel(programs, job.shape, unpack_arrays(place.store.mapped(job.weights), WEIGHTS)[1])
-    device, shape, trial = programs.device_name, job.shape, decode_trial(place.store.get(job.trial), job.shape)
+    device, shape = programs.device_name, job.shape
+    model = LoadedModel(programs, shape, unpack_arrays(place.store.mapped(job.weights), WEIGHTS)[1])
+    for number, one in enumerate(job.adapters, 1):
+        model.add_adapter(number, unpack_arrays(place.store.mapped(one.weights), WEIGHTS)[1])
+    trials = [decode_trial(place.store.get(digest), shape) for digest in (job.trial, *(a.trial for a in job.adapters))]
 
     def checked(artifact: str, calls: Sequence[CallSize]) -> str:
-        check = partial(check_model, model.compute, shape, trial, device, calls)
-        return place.checked(artifact, f"{job.weights} {job.trial}", device, check).summary
+        def check() -> DeviceReport:
+            reports = [
+                check_model(partial(_with_adapter, model, number), shape, trial, device, calls)
+                for number, trial in enumerate(trials)
+            ]
+            return max(reports, key=lambda report: report.worst_error)
+
+        made_with = " ".join([job.weights, job.trial, *(f"{one.weights} {one.trial}" for one in job.adapters)])
+        return place.checked(artifact, made_with, device, check).summary
 
     def add(one: FurtherFunctions) -> None:
         calls = shape.calls_of(one.functions)
@@ -82,6 +93,10 @@ def load(job: ServingJob, place: Workplace) -> Role:
     verified = checked(job.artifact, shape.first_calls)
     ready = ServingReady(artifact=job.artifact, weights=job.weights, device=device, verified=verified)
     return ServingRole(model, ready, place.send, Extension(place.store.has, add))
+
+
+def _with_adapter(model: LoadedModel, number: int, message: ComputeCall) -> dict[str, np.ndarray]:
+    return model.compute(msgspec.structs.replace(message, adapter=number))
 
 
 IDLE_S = 0.05
@@ -135,20 +150,30 @@ class LoadedModel:
         self._run, self._shape = run, shape
         self._specs: dict[str, dict[str, TensorSpec]] = {}  # specs of each function's arguments
         self._sent: dict[str, np.ndarray] = {}
+        self._adapters: dict[int, dict[str, str]] = {0: {}}  # names of A and B here, by an adapter's number
         self._gathered: GatheredSequences | None = None  # sequences with a copy of their pages on the device
         self._copied: tuple[str, ...] = ()  # names of the copy's tensors
         arguments = run.signature(shape.first_calls[0].name).arguments if weights else ()
         self.resident.place((spec for spec in arguments if spec.name in weights), weights)
         self.resident.put({CACHE: shape.cache.zeros()})
 
+    def add_adapter(self, number: int, weights: Tensors) -> None:
+        """Send an adapter's A and B, which calls with this number take in place of the model's own, zeros."""
+        arguments = self._run.signature(self._shape.first_calls[0].name).arguments
+        names = self._adapters[number] = {name: f"adapter {number} {name}" for name in weights}
+        self.resident.place((spec for spec in arguments if spec.name in weights), weights, names)
+
     def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
         """Return the results of a call: one row for each sequence. Nothing is drawn.
 
         Raises:
-            LocalProtocolError: there is no such function, or the call does not fit it.
+            LocalProtocolError: there is no such function or adapter, or the call does not fit the function.
             ResourceError: the device fails.
         """
         signature = self._run.signature(message.function)
+        names = self._adapters.get(message.adapter)
+        if names is None:
+            raise LocalProtocolError(f"the worker has {len(self._adapters) - 1} adapters, and not {message.adapter}")
         if message.function not in self._specs:
             self._specs[message.function] = {spec.name: spec for spec in signature.arguments}
         specs = self._specs[message.function]
@@ -182,7 +207,7 @@ class LoadedModel:
         self.resident.put(self._sent)
         try:
             after = self._gather(message, batch, context_pages, gathers=f"{KEYS}0" in specs)
-            self.resident.call(message.function)
+            self.resident.call(message.function, names)
         except ResourceError:
             # The call had the cache, which it overwrites. The gateway knows that the pages are lost.
             self.resident.drop(self._copied)

@@ -23,6 +23,7 @@ from planetary.core.errors import ResourceError, UserError
 from planetary.data.tokenizer import JsonTokenizer
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http.endpoint import Endpoint
+from planetary.runs.serve.program.served_model import ServedAdapter
 from planetary.web import http_server
 
 Test = Callable[[FakeService, openai.AsyncOpenAI, httpx.AsyncClient], Awaitable[None]]
@@ -255,6 +256,39 @@ def test_a_request_that_cannot_be_is_answered_with_what_is_wrong(path: str, body
         assert set(error) == {"message", "type", "param", "code"}
 
     run(test)
+
+
+def test_adapter_is_a_model_of_its_own_name() -> None:
+    """Its chat template counts, where it has one; an unknown model is refused with all names."""
+
+    async def whole() -> None:
+        service = FakeService()
+        assert service.model is not None
+        adapters = (ServedAdapter("styled", {}), ServedAdapter("chatty", {}, "<own>{{ messages[0].content }}"))
+        service.model = dataclasses.replace(service.model, adapters=adapters)
+        async with asyncio.timeout(60), served(service) as (_, client, web):
+            listed = (await web.get("/v1/models")).json()["data"]
+            assert [(one["id"], one.get("parent")) for one in listed] == [
+                ("hash", None), ("styled", "hash"), ("chatty", "hash"),
+            ]  # fmt: skip
+            assert (await client.models.retrieve("styled")).id == "styled"
+            asked: Any = {"prompt": "The same prompt", "temperature": 0.0}
+            found = {
+                name: await client.completions.create(model=name, **asked) for name in ("hash", "styled", "chatty")
+            }
+            assert len({one.choices[0].text for one in found.values()}) == 3
+            assert [one.model for one in found.values()] == ["hash", "styled", "chatty"]
+            messages: Any = [{"role": "user", "content": "Hi"}]
+            shown = [
+                (await web.post("/tokenize", json={"model": name, "messages": messages})).json()["count"]
+                for name in ("hash", "styled", "chatty")
+            ]
+            assert shown == [len("<user>Hi<assistant>")] * 2 + [len("<own>Hi")]
+            with pytest.raises(openai.NotFoundError, match="'other' is not served; there is 'hash', 'styled'") as error:
+                await client.chat.completions.create(model="other", messages=messages)
+            assert error.value.code == "model_not_found"
+
+    asyncio.run(whole())
 
 
 def test_connections_that_want_nothing_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,11 @@ def test_no_token_is_lost_doubled_or_changed_under_faults(memory: str, seed: int
     shape, make = MEMORIES[memory]
     rng = np.random.default_rng(seed)
     scheduler, workers, sessions = Scheduler(shape, VOCABULARY), {}, 0
-    requests = {number: request(number, rng, scores_prompt=rng.random() < 0.2) for number in range(1, 13)}
+    adapters = 3 if shape.cache_kind.is_shared else 1
+    requests = {
+        number: request(number, rng, scores_prompt=rng.random() < 0.2, adapter=int(rng.integers(adapters)))
+        for number in range(1, 13)
+    }
     got: dict[int, list[int]] = {number: [] for number in requests}
     reasons: dict[int, str] = {}
     under_way: dict[int, Call] = {}

@@ -134,27 +134,31 @@ class Endpoint:
     def _named(self, name: str | None) -> ServedModel:
         """Return the model a request asks for. Raises `ApiError`."""
         model = self._loaded()
-        if name is not None and name != model.name:
+        if name is None or name == model.name:
+            return model
+        found = next((one for one in model.variants if one.name == name), None)
+        if found is None:
+            served = ", ".join(repr(one.name) for one in (model, *model.variants))
             raise ApiError(
-                404, f"the model {name!r} is not served; there is {model.name!r}", param="model", code="model_not_found"
+                404, f"the model {name!r} is not served; there is {served}", param="model", code="model_not_found"
             )
-        return model
+        return found
 
     # --- models, texts as tokens, probes ----------------------------------------------------------------------
 
     @operation("GET", "/v1/models", **_OF_MODEL)
     async def list_models(self) -> dict[str, Any]:
-        """List the served model."""
-        return {"object": "list", "data": [self._card()]}
+        """List the served model and the adapters beside it."""
+        model = self._loaded()
+        return {"object": "list", "data": [self._card(one) for one in (model, *model.variants)]}
 
     @operation("GET", "/v1/models/{name:path}", **_OF_MODEL)
     async def get_model(self, name: str) -> dict[str, Any]:
         """Return the served model."""
-        self._named(name)
-        return self._card()
+        return self._card(self._named(name))
 
-    def _card(self) -> dict[str, Any]:
-        model, shape = self._loaded(), self._service.shape
+    def _card(self, model: ServedModel) -> dict[str, Any]:
+        shape = self._service.shape
         return {
             "id": model.name,
             "object": "model",
@@ -163,6 +167,7 @@ class Endpoint:
             "max_model_len": 0 if shape is None else shape.window,
             "version": model.version,
             "has_chat_template": bool(model.chat_template),
+            **({"parent": self._loaded().name} if model.adapter else {}),
         }
 
     @operation("POST", "/tokenize", **_OF_MODEL)
@@ -376,6 +381,7 @@ class Endpoint:
                 prompt=tuple(prompt),
                 most=1,
                 embeds=True,
+                adapter=model.adapter,
             )
             for prompt in prompts
         ]
@@ -438,6 +444,7 @@ class Endpoint:
                         ends=ends,
                         likeliest=min(likeliest, shape.candidates),
                         scores_prompt=scores,
+                        adapter=model.adapter,
                         constraint=None if make is None else make(),
                     )
                 )

@@ -105,7 +105,7 @@ class ExportedModel(ServedModel):
     def program(self, shape: ServingShape, calls: Sequence[CallSize] | None = None) -> Program:
         return self.functions if calls is None else _some_of(self.functions, shape.functions(self.specs, calls))
 
-    def trial(self, shape: ServingShape) -> ServingTrial:
+    def trial(self, shape: ServingShape, adapter: int = 0) -> ServingTrial:
         """Raises `TrustError` for a damaged file."""
         return decode_trial(_checked(self.folder, TRIAL, self.manifest), shape)
 

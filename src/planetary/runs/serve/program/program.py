@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from planetary.compiler import ir
 from planetary.compiler.autodiff.forward_only import finish_forward, load_forward
 from planetary.compiler.frontend import chlo
+from planetary.compiler.frontend.adapters import change_products
 from planetary.compiler.rewrites import normalise
+from planetary.core.adapters import Adapter, trained_by
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.runs.serve.program.cache_kinds import CacheKind, KeyValueCache, NoCache, RecurrentState
@@ -36,6 +38,9 @@ from planetary.runtime.device_program import Program
 Decode = Callable[[Any, jax.Array, Any], jax.Array]
 """A model's `decode(params, tokens [B, S], context)`; see `models.context`."""
 
+NARROW = ".values"
+"""End of the name of a matrix in fewer bits."""
+
 
 def serving_program(
     decode: Decode,
@@ -43,30 +48,38 @@ def serving_program(
     specs: tuple[TensorSpec, ...],
     shape: ServingShape,
     calls: Sequence[CallSize] | None = None,
+    *,
+    adapters: Sequence[Adapter] = (),
 ) -> Program:
     """Build the functions of a served model.
 
     Args:
         decode: of the model.
         params: a pytree of arrays, or of their shapes.
-        specs: leaves in order, as they are named in signatures.
+        specs: leaves in order, as they are named in signatures, and then A and B of the adapters.
         shape: the sizes.
         calls: those whose functions are built; None: all.
+        adapters: changes of matrices, whose A and B the functions take.
 
     Raises:
         CompileError: the model cannot be lowered.
     """
     functions = shape.functions(specs, calls)
     templates = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
+    parts = [jax.ShapeDtypeStruct(spec.shape, jnp.float32) for spec in trained_by(adapters)]
+    places = {spec.name: place for place, spec in enumerate(specs)}
+    places |= {one.target: places[one.target + NARROW] for one in adapters if one.target not in places}
     with ir.new_context():
         module = ir.empty_module()
         for name, spec in functions.items():
-            lowered = jax.jit(_function(decode, shape, spec), keep_unused=True).lower(
-                templates, *_data(spec, len(specs))
+            call = _function(decode, shape, spec)
+            lowered = jax.jit(lambda params, _, *data, call=call: call(params, *data), keep_unused=True).lower(
+                templates, parts, *_data(spec, len(specs))
             )
             one = load_forward(lowered.as_text())
             normalise.picks_to_selects(one)
             finish_forward(one)
+            change_products(one, adapters, places)
             chlo.expand(one)
             ir.copy_function(ir.main_function(one), module, name)
         ir.verify(module)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from planetary.core.adapters import Adapter, trained_by
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import host_dtype
 from planetary.core.trial_numbers import random_words
@@ -46,20 +47,23 @@ class TracedModel(ServedModel):
         params: the pytree that `decode` expects; the leaves are `specs`, in order.
         sizes: of a device's memory for a text; None: there is none, every token takes a whole forward pass.
         only_length: the one length, in tokens, that forward passes have; 0: they have any.
+        adapted: matrices that an adapter may change; `specs` has their A and B after the leaves.
     """
 
     decode: Decode
     params: Any
     sizes: CacheSizes | StateSizes | None
     only_length: int = 0
+    adapted: tuple[Adapter, ...] = ()
 
     def logits(self, params: Any, tokens: jax.Array) -> jax.Array:
         """Return the next-token logits f32 [B, T, V] of whole texts, `tokens` i32 [B, T]."""
         return self.decode(params, tokens, WholeText(tokens))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        leaves = zip(self.specs, jax.tree.leaves(self.params), strict=True)
-        return {spec.name: np.asarray(leaf, order="C").view(host_dtype(spec.dtype)) for spec, leaf in leaves}
+        none = {spec.name: spec.zeros() for spec in trained_by(self.adapted)}
+        leaves = zip(self.specs[: len(self.specs) - len(none)], jax.tree.leaves(self.params), strict=True)
+        return none | {spec.name: np.asarray(leaf, order="C").view(host_dtype(spec.dtype)) for spec, leaf in leaves}
 
     def shape(self, serve: ServeConfig) -> ServingShape:
         """Return the shape of the functions to trace.
@@ -117,14 +121,26 @@ class TracedModel(ServedModel):
         return usual
 
     def program(self, shape: ServingShape, calls: Sequence[CallSize] | None = None) -> Program:
-        return serving_program(self.decode, self.params, self.specs, shape, calls)
+        return serving_program(self.decode, self.params, self.specs, shape, calls, adapters=self.adapted)
 
     def without_values(self) -> TracedModel:
-        return replace(
-            self, params=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.params)
-        )
+        params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.params)
+        return replace(self, params=params, adapters=tuple(replace(one, arrays={}) for one in self.adapters))
 
-    def trial(self, shape: ServingShape) -> ServingTrial:
+    def merged(self, adapter: int) -> Any:
+        """Return the parameters with an adapter's changes; 0: as they are."""
+        if not adapter:
+            return self.params
+        arrays, changed = self.adapters[adapter - 1].arrays, {one.target: one for one in self.adapted}
+
+        def merge(path: Any, leaf: Any) -> Any:
+            one = changed.get(jax.tree_util.keystr(path, simple=True, separator="."))
+            return leaf if one is None else one.merged({**arrays, one.target: np.asarray(jnp.asarray(leaf))})
+
+        # A matrix in fewer bits is one leaf, which stands for the wide one.
+        return jax.tree_util.tree_map_with_path(merge, self.params, is_leaf=lambda leaf: hasattr(leaf, "__jax_array__"))
+
+    def trial(self, shape: ServingShape, adapter: int = 0) -> ServingTrial:
         """Compute the whole forward pass with XLA, in float32.
 
         Raises:
@@ -133,14 +149,15 @@ class TracedModel(ServedModel):
         count = trial_length(shape)
         words = random_words(f"trial of a served model, {count} of {shape.vocabulary}", count)
         tokens = (words % np.uint64(min(shape.vocabulary, self.tokenizer.vocab_size))).astype(np.int32)
-        exact, hidden = self._whole_pass(tokens)
+        params = self.merged(adapter)
+        exact, hidden = self._whole_pass(params, tokens)
         if not (np.isfinite(exact).all() and np.isfinite(hidden).all()):
             raise CompileError(
                 f"the model {self.name} computes log-probabilities that are not finite: it cannot be served"
             )
         noise = 0.0
         if shape.element != "f32" and shape.cache_kind.is_shared:
-            rounded, _ = self._whole_pass(tokens, _rounded_attention)
+            rounded, _ = self._whole_pass(params, tokens, _rounded_attention)
             noise = float(np.max(np.abs(rounded - exact)))
         accepted = max(TOLERANCE, NOISE_FACTOR * noise)
         if accepted > MOST_ACCEPTED:
@@ -172,7 +189,9 @@ class TracedModel(ServedModel):
 
         return int(jax.eval_shape(last, self.params, jax.ShapeDtypeStruct((1, 1), jnp.int32)).shape[-1])
 
-    def _whole_pass(self, tokens: np.ndarray, attention: Attention = causal_attention) -> tuple[np.ndarray, np.ndarray]:
+    def _whole_pass(
+        self, params: Any, tokens: np.ndarray, attention: Attention = causal_attention
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return log-probabilities f32 [places, V] and hidden states f32 [places, C] of a text."""
 
         def whole(params: Any, text: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -181,7 +200,7 @@ class TracedModel(ServedModel):
             return rows, context.hidden[0].astype(jnp.float32)
 
         with jax.default_matmul_precision("highest"):
-            rows, hidden = jax.jit(whole)(self.params, tokens[None])
+            rows, hidden = jax.jit(whole)(params, tokens[None])
         return np.asarray(rows), np.asarray(hidden)
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from planetary.core.adapters import trained_by
 from planetary.core.configuration.ranges import WeightPrecision
 from planetary.core.quantisers import absmax_codes, pack
 from planetary.core.tensors import DTYPE_NAMES, TensorSpec
@@ -107,7 +108,7 @@ def narrowed(model: TracedModel, precision: Precision) -> TracedModel:
         for path, leaf in leaves
     )
     refresh = None if model.refresh is None else partial(_refreshed, model.refresh, precision)
-    return replace(model, params=params, specs=specs, refresh=refresh)
+    return replace(model, params=params, specs=(*specs, *trained_by(model.adapted)), refresh=refresh)
 
 
 def _refreshed(refresh: Callable[[int], ServedModel | None], precision: Precision, version: int) -> ServedModel | None:

@@ -15,9 +15,9 @@ Prefix = bytes
 """Stands for all tokens up to the end of a page, from the start of the sequence."""
 
 
-def prefixes(tokens: Sequence[int]) -> Iterator[Prefix]:
-    """Yield the key of the sequence up to the end of each full page, in order."""
-    known = b""
+def prefixes(tokens: Sequence[int], adapter: int = 0) -> Iterator[Prefix]:
+    """Yield the key of the sequence up to the end of each full page, in order. Keys of other adapters are others."""
+    known = b"%d" % adapter if adapter else b""
     for end in range(PAGE, len(tokens) + 1, PAGE):
         page = np.asarray(tokens[end - PAGE : end], np.int64).tobytes()
         known = hashlib.blake2b(known + page, digest_size=16).digest()
@@ -63,13 +63,13 @@ class PagePool:
         self._users[page] = 1
         return page
 
-    def shared(self, tokens: Sequence[int]) -> list[int]:
+    def shared(self, tokens: Sequence[int], adapter: int = 0) -> list[int]:
         """Return the pages with the beginning of a sequence, in order, for one more sequence to use.
 
         At least one token is left out: the last one has to be computed for the next one.
         """
         found = []
-        for prefix in prefixes(tokens[:-1]):
+        for prefix in prefixes(tokens[:-1], adapter):
             page = self._known.get(prefix)
             if page is None:
                 break

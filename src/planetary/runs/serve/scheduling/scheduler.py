@@ -58,6 +58,7 @@ class Call:
         scores: whether the tokens of a prompt are scored.
         extra_steps: further calls by the worker itself, each with the tokens drawn from the previous one (multi-step
             scheduling).
+        adapter: of all the sequences, from 1; 0: none.
     """
 
     function: str
@@ -66,6 +67,7 @@ class Call:
     likeliest: int = 0
     scores: bool = False
     extra_steps: int = 0
+    adapter: int = 0
 
 
 @dataclass(frozen=True)
@@ -296,7 +298,7 @@ class Scheduler:
             self.waiting.remove(sequence)
             worker = max(able, key=lambda one: (-len(one.sequences), one.pool.available))
             if self._shape.cache_kind.is_shared and not sequence.scores:
-                sequence.page_table = worker.pool.shared(sequence.tokens)
+                sequence.page_table = worker.pool.shared(sequence.tokens, sequence.request.adapter)
                 sequence.cached = PAGE * len(sequence.page_table)
             worker.sequences[sequence.request.number] = sequence
 
@@ -351,7 +353,7 @@ class Scheduler:
         for other in others if has_all and not scores else ():
             if len(chosen) == self._shape.prefills[-1]:
                 break
-            if self._may_prefill_with(worker, other, chunk):
+            if other.request.adapter == sequence.request.adapter and self._may_prefill_with(worker, other, chunk):
                 chosen.append(other)
         for one in chosen:
             one.turn = self._turn
@@ -423,6 +425,8 @@ class Scheduler:
     def _decode(self, worker: WorkerState, sequences: Sequence[SequenceState]) -> Call | None:
         chosen: list[SequenceState] = []
         for sequence in sequences[: self._shape.batches[-1]]:
+            if chosen and sequence.request.adapter != chosen[0].request.adapter:
+                continue  # a call has one adapter; these sequences have waited longest at the next one
             # Room for one may have preempted another.
             if sequence.request.number in worker.sequences and self._reserve(
                 worker, sequence, sequence.cached + 1, spared=chosen
@@ -591,4 +595,4 @@ def _call(
         for one, slot in zip(chosen, slots, strict=True)
     )
     likeliest = max((one.request.likeliest for one, slot in zip(chosen, slots, strict=True) if slot.ends), default=0)
-    return Call(function, slots, full, likeliest, scores, extra_steps)
+    return Call(function, slots, full, likeliest, scores, extra_steps, chosen[0].request.adapter)

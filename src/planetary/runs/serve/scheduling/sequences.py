@@ -29,6 +29,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True):
         likeliest: for how many of the likeliest tokens log-probabilities are wanted beside the drawn one's.
         scores_prompt: whether the prompt's own log-probabilities are wanted.
         embeds: whether the mean of the prompt's last hidden states is wanted, and no token.
+        adapter: of the model that computes it, from 1; 0: none.
         constraint: that the generated tokens obey; None: there is none. It is this sequence's alone.
     """
 
@@ -41,6 +42,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     likeliest: int = 0
     scores_prompt: bool = False
     embeds: bool = False
+    adapter: int = 0
     constraint: Constraint | None = None
 
 
@@ -111,7 +113,7 @@ class SequenceState:
     def prefix(self, page: int) -> Prefix:
         """Return the key of the sequence up to the end of the page of this number, which is full."""
         if len(self.known_prefixes) <= page:
-            self.known_prefixes = list(prefixes(self.tokens))
+            self.known_prefixes = list(prefixes(self.tokens, self.request.adapter))
         return self.known_prefixes[page]
 
     def release_pages(self) -> list[int]:

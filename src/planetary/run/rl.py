@@ -13,6 +13,7 @@ import msgspec
 from planetary.core.configuration.ranges import check_instance, show_found
 from planetary.core.errors import UserError
 from planetary.core.places import cache_folder
+from planetary.data.chat.records import is_chat
 from planetary.fleet.gateway.run_files import CODE
 from planetary.run.choice import ConfigSource, new_run, settings
 from planetary.run.given_code import text_of
@@ -25,10 +26,11 @@ from planetary.runs.rl.environments.tasks import Task
 
 PROMPTS, TASK = "given_prompts.jsonl", "given_task.py"
 
-Reward = Callable[[str, str, dict[str, Any]], float]
+Reward = Callable[[Any, str, dict[str, Any]], float]
 """Returns the reward of a completion. Arguments: the prompt, the completion, and the other fields of the record."""
 Prompts = str | os.PathLike[str] | Sequence[str | Mapping[str, Any]]
-"""A file, or records with the field "prompt", maybe "answer", and whatever the reward needs; a text is a prompt."""
+"""A file, or records with the field "prompt" or "messages", maybe "answer", and whatever the reward needs; a text is a
+prompt."""
 
 
 def rl(
@@ -61,7 +63,8 @@ def rl(
             processes of their own, so its text is copied into the run folder: the whole file of a module; of a
             package's module, a notebook or this program's own file the definition alone, which may use modules and
             constants from outside.
-        prompts: in place of `rl.prompts`: a file, or records such as `{"prompt": "2+2=", "answer": "4"}`.
+        prompts: in place of `rl.prompts`: a file, or records such as `{"prompt": "2+2=", "answer": "4"}`, or with
+            `messages`.
         run_dir: folder of the run; by default `runs/<name>`, with a number behind it when that is taken.
         workers: processes that sample and train, in place of `fabric.workers`.
         rounds: length of the run, in place of `train.rounds`.
@@ -150,10 +153,10 @@ def _lines_of(prompts: Sequence[str | Mapping[str, Any]]) -> bytes:
     lines = []
     for number, one in enumerate(prompts):
         record = {"prompt": one} if isinstance(one, str) else one
-        if not isinstance(record, Mapping) or not isinstance(record.get("prompt"), str):
+        if not isinstance(record, Mapping) or not (isinstance(record.get("prompt"), str | list) or is_chat(record)):
             raise UserError(
-                f'prompts[{number}]: expected a text, or a record such as {{"prompt": "2+2=", "answer": "4"}}, found '
-                f"{show_found(one)}"
+                f'prompts[{number}]: expected a text, or a record such as {{"prompt": "2+2=", "answer": "4"}} or '
+                f'{{"messages": [{{"role": "user", "content": "2+2?"}}]}}, found {show_found(one)}'
             )
         try:
             lines.append(msgspec.json.encode(record) + b"\n")

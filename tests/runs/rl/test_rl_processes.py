@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from chat_support import tokenizer_folder
 
 import planetary
 from planetary.core.errors import PlanetaryError
@@ -122,3 +124,54 @@ def test_rewards_rise_sampled_and_greedy(tmp_path: Path, shared_cache: Path) -> 
     assert sum(sampled[-5:]) / 5 > sum(sampled[:5]) / 5 + 0.4
     assert greedy[-1] > 0.7
     assert all(line.bytes_up > 0 and line.bytes_down > 0 for line in run.metrics)
+
+
+TOOLS = """
+from planetary.extend import Problem, Task
+
+class Adding(Task):
+    most_calls = 1
+    tools = [{"type": "function", "function": {"name": "a"}}]
+
+    def problem(self, rng):
+        return Problem([{"role": "user", "content": str(int(rng.integers(10)))}], CALL, {})
+
+    def call(self, name, arguments, meta):
+        return "5"
+
+    def judge(self, prompt, completions, meta):
+        return 0.5 + 0.1 * len(completions) + 0.001 * len(completions[-1])
+
+CALL = '<tool_call>{"name":"a"}</tool_call>'
+"""
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
+    "{% for one in m.tool_calls or [] %}{{ '<tool_call>' + one.function | tojson + '</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_a_policy_calls_tools_in_chats(tmp_path: Path, shared_cache: Path) -> None:
+    """It imitates a call of a tool until it samples calls, whose answers a dialogue goes on with."""
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer", CHATML)
+    settings = json.loads((tokenizer.parent / "tokenizer_config.json").read_text())
+    (tokenizer.parent / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "<|im_end|>"}))
+    (tmp_path / "adding.py").write_text(TOOLS)
+    rl = {**TINY["rl"], "task": f"{tmp_path / 'adding.py'}:Adding", "max_tokens": 36, "imitated_rounds": 40, "kl": 0.0}
+    model = {**TINY["model"], "options": {**TINY["model"]["options"], "vocab_size": 512, "n_position": 128}}
+    tables = {
+        **TINY,
+        "rl": {**rl, "imitation_goal": 0.65, "imitation_every": 5},
+        "model": model,
+        "data": {"tokenizer": str(tokenizer)},
+        "train": {**TINY["train"], "rounds": 42, "sequence_length": 127},
+        "optimizer": {"warmup_steps": 0, "learning_rate": 0.03, "schedule": "constant"},
+        "fabric": {"workers": 1},
+    }
+    run = planetary.train(tables, run_dir=tmp_path / "run", cache=shared_cache, plain_loopback=True)
+    evaluated = [line.own for line in run.metrics if line.own is not None and line.own.held_out_reward is not None]
+    # A dialogue of one completion has at most 0.636; an answered call adds another.
+    assert evaluated[-1].held_out_reward > 0.7
+    assert not any(event["event"] == "texts_refused" for event in run.events)

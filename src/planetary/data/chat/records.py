@@ -52,6 +52,42 @@ def chat_of(record: Any, where: str) -> Chat:
         UserError: it has none of the known forms, an unknown role, a content that is no text, or nothing of the
             assistant's to train; the text begins with `where`.
     """
+    messages, first = _conversation(record, where)
+    weights = [one.pop("weight", 1) for one in messages]
+    if strange := [weight for weight in weights if weight not in (0, 1)]:
+        raise UserError(f"{where}: a message has the weight {strange[0]!r}: expected 0 (not trained) or 1")
+    turns = tuple(i for i, one in enumerate(messages) if i >= first and one["role"] == "assistant" and weights[i])
+    if not turns:
+        raise UserError(
+            f"{where}: nothing here is trained: expected a message of the assistant"
+            + (" in the completion" if first else "")
+            + (" whose weight is not 0" if 0 in weights else "")
+        )
+    return Chat(messages, turns, _tools(record.get("tools"), where))
+
+
+def prompt_of(record: Mapping[str, Any], where: str) -> tuple[list[dict[str, Any]], str, list[Any]]:
+    """Return the messages a record asks, what its assistant answers last ("": nothing), and its tools.
+
+    Raises:
+        UserError: as `chat_of`; or nothing is asked.
+    """
+    if isinstance(record.get("prompt"), list) and record.get("completion") is None:
+        record = {**record, "messages": record["prompt"]}
+    messages, _ = _conversation(record, where)
+    answer = ""
+    if messages[-1]["role"] == "assistant":
+        last = messages.pop()
+        answer = last["content"] if isinstance(last.get("content"), str) and not last.get("tool_calls") else ""
+    if not messages or messages[-1]["role"] in ("assistant", "system", "developer"):
+        raise UserError(f"{where}: nothing is asked: expected a message of the user, or of a tool, before the answer")
+    for one in messages:
+        one.pop("weight", None)
+    return messages, answer, _tools(record.get("tools"), where) or []
+
+
+def _conversation(record: Any, where: str) -> tuple[list[dict[str, Any]], int]:
+    """Return the messages of a record, and how many are no completion. Raises `UserError`."""
     if not isinstance(record, Mapping):
         raise UserError(f"{where}: expected an object with messages, found {type(record).__name__}")
     first = 0
@@ -70,17 +106,7 @@ def chat_of(record: Any, where: str) -> Chat:
     messages = [_message(one, f"{where}, message {number}") for number, one in enumerate(found, start=1)]
     if isinstance(record.get("system"), str) and messages and messages[0]["role"] != "system":
         messages, first = [{"role": "system", "content": record["system"]}, *messages], first + bool(first)
-    weights = [one.pop("weight", 1) for one in messages]
-    if strange := [weight for weight in weights if weight not in (0, 1)]:
-        raise UserError(f"{where}: a message has the weight {strange[0]!r}: expected 0 (not trained) or 1")
-    turns = tuple(i for i, one in enumerate(messages) if i >= first and one["role"] == "assistant" and weights[i])
-    if not turns:
-        raise UserError(
-            f"{where}: nothing here is trained: expected a message of the assistant"
-            + (" in the completion" if first else "")
-            + (" whose weight is not 0" if 0 in weights else "")
-        )
-    return Chat(messages, turns, _tools(record.get("tools"), where))
+    return messages, first
 
 
 def _listed(value: Any, key: str, where: str) -> list[Any]:

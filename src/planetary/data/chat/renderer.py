@@ -33,14 +33,15 @@ class ChatRenderer:
             self._free.put_nowait(None)
         self._all: set[asyncio.subprocess.Process] = set()
 
-    async def text(self, template: str, names: Mapping[str, Any]) -> str:
-        """Return the text of a chat; see `ChatTemplate`.
+    async def text(self, template: str, names: Mapping[str, Any], *, is_training: bool = False) -> str:
+        """Return the text of a chat; see `ChatTemplate`. In a training today is `TRAINING_DAY`.
 
         Raises:
             UserError: the template fails, refuses the chat, or exceeds a limit; the text begins with "it".
             ResourceError: the process cannot be started.
         """
-        return (await self._rendered(ChatToRender(template, dict(names), 2 * self._seconds))).text
+        chat = ChatToRender(template, dict(names), 2 * self._seconds, is_training=is_training)
+        return (await self._rendered(chat)).text
 
     async def samples(self, template: str, names: Mapping[str, Any], turns: Sequence[int]) -> tuple[Sample, ...]:
         """Return the texts that train a chat's turns; see `ChatTemplate.samples`. Raises as `text`."""

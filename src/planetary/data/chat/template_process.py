@@ -13,7 +13,7 @@ import sys
 import msgspec
 
 from planetary.core.errors import UserError
-from planetary.data.chat.messages import ChatToRender, Rendered
+from planetary.data.chat.messages import TRAINING_DAY, ChatToRender, Rendered
 from planetary.data.chat.template import ChatTemplate
 
 MEMORY_BYTES = 1 << 30
@@ -36,7 +36,8 @@ def main() -> None:
                 source, template = chat.template, None
                 template = ChatTemplate(source)
             if chat.turns is None:
-                answer = msgspec.json.encode(Rendered(text=template.text(chat.names)))
+                day = {"strftime_now": TRAINING_DAY.strftime} if chat.is_training else {}
+                answer = msgspec.json.encode(Rendered(text=template.text({**chat.names, **day})))
             else:
                 answer = msgspec.json.encode(Rendered(samples=tuple(template.samples(chat.names, chat.turns))))
         except UserError as error:

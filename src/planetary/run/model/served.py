@@ -152,6 +152,10 @@ def new_model(config: Config) -> TracedModel:
         params = fill_tree(params, initial, source)
     tokenizer = load_tokenizer(config.data.tokenizer)
     end = tokenizer.end_of_document
+    texts: dict[str, Any] = {"ends": frozenset() if end is None else frozenset({end})}
+    if (beside := Path(config.data.tokenizer)).is_file():
+        told = _texts_in(beside.parent, _json(beside.parent / CONFIG_FILE), tokenizer)
+        texts = {**told, "ends": texts["ends"] | told["ends"]}
     return _served(
         config.run.name,
         cached[0],
@@ -159,7 +163,7 @@ def new_model(config: Config) -> TracedModel:
         cached[1],
         window=config.train.sequence_length,
         tokenizer=tokenizer,
-        ends=frozenset() if end is None else frozenset({end}),
+        **texts,
     )
 
 

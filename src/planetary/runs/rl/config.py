@@ -23,8 +23,8 @@ class RlConfig(KindSection, frozen=True):
     # the rewarded task: six letters "reverse"d, two numbers "add"ed, six digits "sort"ed, a number to be made
     # ("countdown"), or a task of your own; empty: this is no reinforcement learning
     task: Annotated[str, extension("task", "")] = ""
-    # file of prompts (.jsonl, .csv, parquet) with the field "prompt", maybe "answer", and the reward's fields; empty:
-    # the task makes them
+    # file of prompts (.jsonl, .csv, parquet) with the field "prompt" or chats with "messages", maybe "answer", and the
+    # reward's fields; empty: the task makes them
     prompts: str = ""
     # run folder, checkpoint folder of one, or folder of a pretrained model the policy starts as; empty: as `[model]`
     # says

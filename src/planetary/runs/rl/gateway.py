@@ -158,7 +158,11 @@ class PolicyRun:
         rl, model = config.of(RlConfig), prepared.model
         self.parameters = start.parameters
         self._gateway, self._prepared, self._controller, self._judges = gateway, prepared, controller, judges
-        self._rollouts = Rollouts(prepared.problems, model.tokenizer, prepared.limits, config.run.seed, rl.completions)
+        self._rollouts = Rollouts(
+            prepared.problems, model.tokenizer, prepared.limits, config.run.seed, rl.completions, chats=prepared.chats
+        )
+        if prepared.chats is not None:
+            gateway.after_close.callback(prepared.chats.close)
         self._rollouts_turn = asyncio.Lock()  # rollouts are used by one thread at a time
         self._recomputation = Recomputation(
             model.decode,
@@ -330,7 +334,16 @@ class PolicyRun:
                 rollouts.untake(dialogues)
                 return RolloutsJudged(task, defect=defect)
         tokens = sum(one.turns[-1].count for one in dialogues)
-        rollouts.settle(dialogues, await self._judges.judge(rollouts.cases(dialogues)))
+        verdicts = await self._judges.judge(rollouts.cases(dialogues))
+        replies = await asyncio.to_thread(rollouts.replies, dialogues, verdicts)  # chats are rendered elsewhere
+        # Answers of tools that do not fit are left out, and the dialogue is judged as it is.
+        full = [i for i, one in enumerate(dialogues) if verdicts[i].messages and not rollouts.fits(one, replies[i])]
+        for i, last in zip(
+            full, await self._judges.judge(rollouts.cases([dialogues[i] for i in full], are_over=True)), strict=True
+        ):
+            if last.reply is None and last.messages is None:
+                verdicts[i], replies[i] = last, None
+        rollouts.settle(dialogues, verdicts, replies)
         outcomes = tuple(
             msgspec.convert({"number": number, **outcome_of(rollouts.group(held_out, number))}, GroupOutcome)
             for number in groups

@@ -21,12 +21,13 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.models.context import CacheSizes
 from planetary.runs.rl.config import RlConfig, check_keys
 from planetary.runs.rl.environments.judges import JudgeLimits, check_environment
-from planetary.runs.rl.environments.problems import Problems, problems_of
+from planetary.runs.rl.environments.problems import Problems, check_tools, problems_of
 from planetary.runs.rl.events import PolicyOfRun
 from planetary.runs.rl.objectives.objective import OBJECTIVES, Objective
 from planetary.runs.rl.program.program import compared_policy, policy_program
 from planetary.runs.rl.program.shape import PolicyShape
-from planetary.runs.rl.rollouts.dialogues import RolloutLimits
+from planetary.runs.rl.rollouts.chats import PolicyChats
+from planetary.runs.rl.rollouts.dialogues import RolloutLimits, Rollouts
 from planetary.runs.rounds.preparation.options import schedule_of, step_options, with_adapters
 from planetary.runs.rounds.preparation.prepared_steps import check_untrained
 from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
@@ -55,6 +56,7 @@ class PreparedPolicy:
         manifest: arguments of the policy's loss, with the result of the comparison with JAX's own.
         adapters: that are trained in place of the model's parameters, if any.
         adapter_values: initial values of the adapters.
+        chats: renders prompts that are messages; None: prompts are texts.
     """
 
     config: Config
@@ -69,6 +71,7 @@ class PreparedPolicy:
     manifest: Manifest
     adapters: tuple[Adapter, ...] = ()
     adapter_values: Tensors = field(default_factory=dict)
+    chats: PolicyChats | None = None
 
     data = None
 
@@ -108,13 +111,17 @@ def prepare_policy(
         CompileError: the model cannot be lowered, or the loss or gradients are not those of JAX.
     """
     check_keys(config)
-    check_environment(config.of(RlConfig).task, judge_limits(config))
+    tools = check_environment(config.of(RlConfig).task, judge_limits(config))
+    if tools:
+        check_tools(tools, f"task {config.of(RlConfig).task}")
     problems = problems_of(
-        config.of(RlConfig).task, config.of(RlConfig).prompts, config.run.seed, config.of(RlConfig).held_out
+        config.of(RlConfig).task, config.of(RlConfig).prompts, config.run.seed, config.of(RlConfig).held_out, tools
     )
     stage("loading the policy")
     model = load_folder(Path(config.of(RlConfig).start)) if config.of(RlConfig).start else load(config)
     shape = shape_of(model, config)
+    limits = limits_of(config, model, shape)
+    chats = chats_of(problems, model, limits)
     stage("building the policy's functions and its training step")
     options = step_options(config)
     adapt = partial(with_adapters, config=config)
@@ -132,7 +139,8 @@ def prepare_policy(
         problems=problems,
         objective=objective_of(config),
         shape=shape,
-        limits=limits_of(config, model, shape),
+        limits=limits,
+        chats=chats,
         program=program,
         state=state,
         manifest=manifest,
@@ -220,6 +228,29 @@ def limits_of(config: Config, model: TracedModel, shape: PolicyShape) -> Rollout
         ends=ends,
         begins=model.begins,
     )
+
+
+def chats_of(problems: Problems, model: TracedModel, limits: RolloutLimits) -> PolicyChats | None:
+    """Return the renderer of prompts that are messages; None: prompts are texts.
+
+    Raises:
+        UserError: the tokenizer has no chat template, or the first prompts cannot be rendered or are too long.
+    """
+    first = problems.train(1)
+    if isinstance(first.prompt, str):
+        if first.tools:
+            raise UserError("the task offers tools, and its prompts are texts: tools need prompts that are messages")
+        return None
+    if not model.chat_template:
+        raise UserError(
+            "the prompts are messages, and the policy's tokenizer has no chat template to render them with: put it "
+            "beside the tokenizer.json, as chat_template.jinja or under chat_template in tokenizer_config.json"
+        )
+    texts = [model.tokenizer.decode([end]).decode("utf-8", "replace") for end in limits.ends]
+    chats = PolicyChats(model.chat_template, dict(model.special_tokens), texts)
+    rollouts = Rollouts(problems, model.tokenizer, limits, seed=0, completions=1, chats=chats)
+    rollouts.group(False, 1)
+    return chats
 
 
 def _reference(config: Config, model: TracedModel, load_folder: LoadFolder, initial: Tensors) -> Tensors | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -132,3 +134,37 @@ def test_an_environment_that_does_not_start_is_an_error(tmp_path: Path) -> None:
     path.write_text("raise RuntimeError('not today')")
     with pytest.raises(UserError, match="RuntimeError: not today"):
         asyncio.run(judged(f"{path}:Reward", ["x"], {}))
+
+
+def test_calls_of_tools_run_in_the_process(tmp_path: Path) -> None:
+    """An answer is a message, what a call raises is its text, and a dialogue that is over is judged."""
+    path = tmp_path / "tools.py"
+    path.write_text(
+        f"{TASK}import os\n"
+        "class Reward(Task):\n"
+        "    tools = [{'type': 'function', 'function': {'name': 'process'}}]\n"
+        "    def judge(self, prompt, completions, meta): return float(len(completions))\n"
+        "    def call(self, name, arguments, meta): return f'{os.getpid()} {arguments[\"x\"]}'\n"
+    )
+
+    def chat(arguments: dict[str, int]) -> tuple[dict[str, Any], ...]:
+        call = {"id": "call00001", "function": {"name": "process", "arguments": arguments}}
+        return ({"role": "assistant", "content": "", "tool_calls": [call]},)
+
+    async def ask() -> list[Judged]:
+        judges = JudgeProcesses(f"{path}:Reward", JudgeLimits(processes=1, seconds=5.0, memory_bytes=2 << 30))
+        cases = [Case([], ("a",), {}, chat({"x": 1})), Case([], ("a",), {}, chat({"y": 1}))]
+        try:
+            return await judges.judge([*cases, Case([], ("a", "b"), {}, chat({"x": 1}), is_over=True)])
+        finally:
+            await judges.close()
+
+    answered, failed, over = asyncio.run(ask())
+    assert answered.messages is not None
+    pid, _, given = answered.messages[0].pop("content").partition(" ")
+    assert (int(pid) != os.getpid(), given) == (True, "1")
+    assert answered.messages == [{"role": "tool", "tool_call_id": "call00001", "name": "process"}]
+    assert failed.messages is not None
+    assert failed.messages[0]["content"] == "KeyError: 'x'"
+    assert over == Judged(reward=2.0)
+    assert check_environment(f"{path}:Reward", JudgeLimits(1, 5.0, 2 << 30))[0]["function"]["name"] == "process"

@@ -27,11 +27,18 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One completion to judge."""
+    """One completion to judge.
 
-    prompt: str
+    Attributes:
+        chat: messages of the whole dialogue, where the prompt is messages.
+        is_over: whether nothing can follow, as the context is full.
+    """
+
+    prompt: Any
     completions: tuple[str, ...]
     meta: dict[str, Any]
+    chat: tuple[dict[str, Any], ...] = ()
+    is_over: bool = False
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -46,10 +53,11 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A line from the process."""
+    """A line from the process; `tools`: of the task, in the first one."""
 
     ticket: str
     verdict: Judged
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 def limit(memory_bytes: int) -> None:
@@ -91,7 +99,9 @@ def loaded(name: str) -> tuple[Task | None, str]:
 def judged(task: Task, case: Case) -> Judged:
     """Return the verdict on a case; an exception of the environment is a problem of the case."""
     try:
-        return verdict_of(task.judge(case.prompt, case.completions, case.meta))
+        if case.is_over:
+            return verdict_of(task.judge(case.prompt, case.completions, case.meta))
+        return verdict_of(task.follow(case.prompt, case.completions, case.meta, case.chat))
     except BaseException as error:  # noqa: BLE001 - SystemExit, too: it costs this rollout only
         return Judged(problem=f"it raised {type(error).__name__}: {str(error)[:200]}")
 
@@ -117,7 +127,8 @@ def main() -> None:
                 os._exit(1)  # the environment has forked, and this is the copy: one of them answers
             if has_children():
                 verdict = Judged(problem=LEFT_RUNNING)
-            data = msgspec.json.encode(Answer(request.ticket, verdict)) + b"\n"
+            tools = tuple(map(dict, task.tools)) if task is not None and request.case is None else ()
+            data = msgspec.json.encode(Answer(request.ticket, verdict, tools)) + b"\n"
             while data:
                 data = data[os.write(answers, data) :]
 

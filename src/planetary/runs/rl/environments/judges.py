@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -50,7 +50,10 @@ class _JudgeProcess:
 
     Attributes:
         cases: number of completions it has judged.
+        tools: of the task.
     """
+
+    tools: tuple[dict[str, Any], ...] = ()
 
     def __init__(self, process: asyncio.subprocess.Process, send: int, reader: asyncio.StreamReader) -> None:
         self._process, self._send, self._reader = process, send, reader
@@ -89,9 +92,10 @@ class _JudgeProcess:
         if loaded is None:
             code = await made.end()
             raise UserError(f'rl.task = "{task}": the environment\'s process {describe_exit(code)} before it was ready')
-        if loaded.problem:
+        if loaded.verdict.problem:
             await made.end()
-            raise UserError(loaded.problem)
+            raise UserError(loaded.verdict.problem)
+        made.tools = loaded.tools
         return made
 
     async def judge(self, case: Case, seconds: float) -> Judged | None:
@@ -101,11 +105,11 @@ class _JudgeProcess:
             TimeoutError: there is no answer in time.
             _ForeignLineError: the line that came is not the answer.
         """
-        verdict = await self._ask(case, seconds)
+        answer = await self._ask(case, seconds)
         self.cases += 1
-        return verdict
+        return None if answer is None else answer.verdict
 
-    async def _ask(self, case: Case | None, seconds: float) -> Judged | None:
+    async def _ask(self, case: Case | None, seconds: float) -> Answer | None:
         request = Request(secrets.token_hex(16), case)
         async with asyncio.timeout(seconds):
             try:
@@ -121,7 +125,7 @@ class _JudgeProcess:
             raise _ForeignLineError from None
         if not secrets.compare_digest(answer.ticket, request.ticket):
             raise _ForeignLineError
-        return answer.verdict
+        return answer
 
     async def end(self) -> int:
         """End the process and all children; return the exit status. Idempotent."""
@@ -240,14 +244,17 @@ class JudgeProcesses:
         await process.end()
 
 
-def check_environment(task: str, limits: JudgeLimits) -> None:
-    """Load an environment in a separate process, within the limits, and end the process. Not for an event loop.
+def check_environment(task: str, limits: JudgeLimits) -> tuple[dict[str, Any], ...]:
+    """Load an environment in a separate process, within the limits, end the process, and return the task's tools. Not
+    for an event loop.
 
     Raises:
         UserError: there is no such task, it cannot be loaded, or it does not take the arguments of a reward.
     """
 
-    async def check() -> None:
-        await (await _JudgeProcess.start(task, limits)).end()
+    async def check() -> tuple[dict[str, Any], ...]:
+        process = await _JudgeProcess.start(task, limits)
+        await process.end()
+        return process.tools
 
-    asyncio.run(check())
+    return asyncio.run(check())

@@ -18,12 +18,15 @@ class Judged(msgspec.Struct, frozen=True):
     """The verdict of an environment on a dialogue.
 
     Attributes:
-        reply: text that follows, after which the policy goes on; None: the dialogue has ended.
+        reply: text that follows, after which the policy goes on; None: no text does.
+        messages: that follow in a chat, such as answers of tools; None: none do, and without a reply the dialogue has
+            ended.
         reward: of an ended dialogue; None: it has none, and `problem` says why.
         problem: failure of the environment; "": none.
     """
 
     reply: str | None = None
+    messages: list[dict[str, Any]] | None = None
     reward: float | None = None
     problem: str = ""
 
@@ -40,9 +43,11 @@ def task_of(name: str) -> Task:
 
 
 def verdict_of(value: Any) -> Judged:
-    """Return the verdict that a task's `judge` returned."""
+    """Return the verdict that a task's `judge` or `follow` returned."""
     if isinstance(value, str):
         return Judged(reply=value)
+    if isinstance(value, list):
+        return Judged(messages=value)
     try:
         number = float(value)
     except (TypeError, ValueError):

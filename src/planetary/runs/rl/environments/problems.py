@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,9 +11,13 @@ import numpy as np
 from planetary.core.errors import UserError
 from planetary.core.extension_points import TASKS
 from planetary.core.registry import Chosen
+from planetary.data.chat.records import is_chat, prompt_of
 from planetary.data.kinds import rows_of
 from planetary.runs.rl.environments.tasks import Problem, Task
+from planetary.runs.serve.http.tools.tool_use import tool_use_of
+from planetary.web.api_errors import ApiError
 
+_PROMPTS = ("prompt", "messages", "conversations", "tools")  # fields of a record that are not the reward's
 _HELD_OUT = 1  # the stream of random numbers that held-out prompts are drawn from
 
 
@@ -36,28 +41,30 @@ class Problems(Protocol):
 class DrawnProblems:
     """Prompts that a task makes. A training prompt may be a held-out one by chance, as rarely as two are equal."""
 
-    def __init__(self, task: Task, seed: int, held_out: int) -> None:
-        """`seed`: of the run; `held_out`: how many prompts are evaluated."""
-        self._task, self._seed, self._count = task, seed, held_out
+    def __init__(self, task: Task, seed: int, held_out: int, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        """`seed`: of the run; `held_out`: how many prompts are evaluated; `tools`: of the task."""
+        self._task, self._seed, self._count, self._tools = task, seed, held_out, tools
 
     @property
     def held_out_count(self) -> int:
         return self._count
 
     def train(self, number: int) -> Problem:
-        return self._task.problem(np.random.default_rng((self._seed, 0, number)))
+        return _offering(self._task.problem(np.random.default_rng((self._seed, 0, number))), self._tools)
 
     def held_out(self, number: int) -> Problem:
         """The same for every seed, so runs can be compared."""
-        return self._task.problem(np.random.default_rng((0, _HELD_OUT, number)))
+        return _offering(self._task.problem(np.random.default_rng((0, _HELD_OUT, number))), self._tools)
 
 
 class FileProblems:
     """Prompts of a file, in another order each time all have been taken."""
 
-    def __init__(self, source: str, seed: int, held_out: int) -> None:
-        """Read all. Raises `UserError` for a file without prompts, or with too few."""
-        rows = [_problem(row, i, source) for i, row in enumerate(rows_of(source), start=1)]
+    def __init__(self, source: str, seed: int, held_out: int, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Read all. Raises `UserError` for a file without prompts, with too few, or with texts and chats."""
+        rows = [_offering(_problem(row, i, source), tools) for i, row in enumerate(rows_of(source), start=1)]
+        if len({isinstance(row.prompt, str) for row in rows}) > 1:
+            raise UserError(f"{source} has prompts that are texts and prompts that are messages: expected one kind")
         if len(rows) <= held_out:
             raise UserError(
                 f"{source} has {len(rows)} prompts: expected more than rl.held_out = {held_out}, which are never "
@@ -81,7 +88,7 @@ class FileProblems:
         return self._held[number]
 
 
-def problems_of(task: str, source: str, seed: int, held_out: int) -> Problems:
+def problems_of(task: str, source: str, seed: int, held_out: int, tools: Sequence[Mapping[str, Any]] = ()) -> Problems:
     """Return the prompts of a run.
 
     Args:
@@ -89,22 +96,43 @@ def problems_of(task: str, source: str, seed: int, held_out: int) -> Problems:
         source: `rl.prompts`; "": the task makes them.
         seed: of the run.
         held_out: how many prompts are evaluated.
+        tools: of the task, which prompts without tools offer.
 
     Raises:
         UserError: the task makes no prompts and there is no file, or the file has no usable prompts.
     """
     if source:
-        return FileProblems(source, seed, held_out)
+        return FileProblems(source, seed, held_out, tools)
     made: Task = TASKS.make(Chosen(task))
     if type(made).problem is Task.problem:
         raise UserError(f'rl.task = "{task}" makes no prompts (problem), so it needs rl.prompts, a file of prompts')
-    return DrawnProblems(made, seed, held_out)
+    return DrawnProblems(made, seed, held_out, tools)
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Raise `UserError` for tools that are none, or have an invalid schema."""
+    try:
+        tool_use_of(tools, None, True)
+    except ApiError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _offering(problem: Problem, tools: Sequence[Mapping[str, Any]]) -> Problem:
+    return problem if problem.tools or not tools else replace(problem, tools=tools)
 
 
 def _problem(row: Mapping[str, Any], number: int, source: str) -> Problem:
-    prompt, answer = row.get("prompt"), row.get("answer", "")
-    if not isinstance(prompt, str) or not prompt:
-        found = ", ".join(row) or "nothing"
-        raise UserError(f'{source}, record {number}: expected a text in the field "prompt"; found the fields {found}')
-    meta = {str(key): value for key, value in row.items() if key != "prompt"}
-    return Problem(prompt, "" if answer is None else str(answer), meta)
+    prompt, answer, where = row.get("prompt"), row.get("answer"), f"{source}, record {number}"
+    meta = {str(key): value for key, value in row.items() if key not in _PROMPTS}
+    if isinstance(prompt, str) and prompt:
+        return Problem(prompt, "" if answer is None else str(answer), meta)
+    if isinstance(prompt, list) or is_chat(row):
+        messages, said, tools = prompt_of(row, where)
+        if tools:
+            check_tools(tools, where)
+        answer = said if answer is None else str(answer)
+        return Problem(messages, answer, {**meta, "answer": answer} if answer else meta, tools)
+    found = ", ".join(row) or "nothing"
+    raise UserError(
+        f'{where}: expected a chat in "messages", or a text or messages in the field "prompt"; found the fields {found}'
+    )

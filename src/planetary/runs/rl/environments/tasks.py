@@ -20,26 +20,34 @@ class Problem:
     """A prompt.
 
     Attributes:
-        prompt: text it continues.
+        prompt: text it continues; or messages it answers, which the tokenizer's chat template renders.
         answer: that it may be taught; "": there is none.
         meta: arguments of the reward, as JSON has them.
+        tools: that a chat offers, in OpenAI's form; none: those of the task.
     """
 
-    prompt: str
+    prompt: str | Sequence[Mapping[str, Any]]
     answer: str
     meta: Mapping[str, Any]
+    tools: Sequence[Mapping[str, Any]] = ()
 
 
 class Task(ABC):
     """A task of reinforcement: an environment that judges completions, and maybe the prompts. One per process.
 
     A class that has no `problem` needs a file of prompts, `rl.prompts`.
+
+    Attributes:
+        tools: that chats of the task offer, in OpenAI's form: `{"type": "function", "function": {"name", …}}`.
+        most_calls: turns with calls of tools in a dialogue; a further one is judged as it is.
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    most_calls: int = 8
 
     @classmethod
-    def of_function(cls, reward: Callable[[str, str, Mapping[str, Any]], float]) -> type[Task]:
+    def of_function(cls, reward: Callable[[Any, str, Mapping[str, Any]], float]) -> type[Task]:
         """Return the task of a reward function. Raises `UserError` for one that does not take the arguments.
 
         `reward` takes the prompt, one completion, and the meta of the problem.
@@ -54,7 +62,7 @@ class Task(ABC):
             ) from error
 
         class RewardFunction(Task):
-            def judge(self, prompt: str, completions: Sequence[str], meta: Mapping[str, Any]) -> float | str:
+            def judge(self, prompt: Any, completions: Sequence[str], meta: Mapping[str, Any]) -> float | str:
                 return reward(prompt, completions[-1], meta)
 
         return RewardFunction
@@ -64,16 +72,51 @@ class Task(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def judge(self, prompt: str, completions: Sequence[str], meta: Mapping[str, Any]) -> float | str:
-        """Return the reward of a dialogue, or the text that follows, after which the policy goes on.
+    def judge(self, prompt: Any, completions: Sequence[str], meta: Mapping[str, Any]) -> float | str:
+        """Return the reward of a dialogue, or the text that follows, after which the policy goes on. In a chat the text
+        is a message of the user.
 
         The result must be a function of the arguments: a process that dies takes no dialogue with it.
 
         Args:
-            prompt: as `problem` or the file of prompts has it.
-            completions: of the policy, oldest first; those of a class that returns no text are one.
+            prompt: as `problem` or the file of prompts has it: a text, or a list of messages.
+            completions: of the policy, oldest first, as it wrote them; those of a class that returns no text and has no
+                tools are one.
             meta: of the problem; of a file, all fields of the record but the prompt.
         """
+
+    def call(self, name: str, arguments: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
+        """Return the answer of one of `tools` to a call. An exception's text is the answer, too.
+
+        Must be a function of the arguments, as `judge`. `arguments` are as the policy wrote them: any JSON.
+        """
+        raise NotImplementedError(f"the task has no tool {name}")
+
+    def follow(
+        self,
+        prompt: Any,
+        completions: Sequence[str],
+        meta: Mapping[str, Any],
+        chat: Sequence[Mapping[str, Any]],
+    ) -> float | str | list[dict[str, Any]]:
+        """Return the answers to the calls in the last message of a chat; without calls the result of `judge`.
+
+        `chat` has the messages of prompt, completions and replies; it is empty where the prompt is a text.
+        """
+        calls = chat[-1].get("tool_calls") or () if chat else ()
+        if not calls or sum(bool(one.get("tool_calls")) for one in chat) > self.most_calls:
+            return self.judge(prompt, completions, meta)
+        answers = [(one, self._answer(one["function"], meta)) for one in calls]
+        return [
+            {"role": "tool", "tool_call_id": one["id"], "name": one["function"]["name"], "content": answer}
+            for one, answer in answers
+        ]
+
+    def _answer(self, function: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
+        try:
+            return str(self.call(function["name"], function["arguments"], meta))
+        except Exception as error:  # noqa: BLE001 - the answer names the error
+            return f"{type(error).__name__}: {error}"
 
 
 def likeness(found: str, wanted: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from planetary.runs.rl.environments.judging import Judged
 from planetary.runs.rl.environments.problems import Problems
 from planetary.runs.rl.environments.tasks import Problem
 from planetary.runs.rl.prompt_groups import HELD_OUT_ANSWERS
+from planetary.runs.rl.rollouts.chats import Message, PolicyChats
 from planetary.runs.rl.rollouts.packing import TrainedRollout
 
 
@@ -48,12 +50,22 @@ class Turn:
     temperature: float
 
 
+@dataclass(frozen=True)
+class Reply:
+    """Tokens after a completion, and the messages they are of in a chat; or the reason why there are none."""
+
+    tokens: list[int] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    problem: str = ""
+
+
 @dataclass
 class Dialogue:
     """One completion of a prompt, in one turn or several.
 
     Attributes:
         problem: the prompt, answer and meta data.
+        chat: messages of prompt, completions and replies, where the prompt is messages.
         tokens: of the whole rollout.
         own: whether each token is the policy's.
         sampled: log-probability with which each own token was drawn; 0 elsewhere.
@@ -67,6 +79,7 @@ class Dialogue:
 
     problem: Problem
     tokens: list[int]
+    chat: list[Message] = field(default_factory=list)
     own: list[bool] = field(default_factory=list)
     sampled: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -93,11 +106,18 @@ class Rollouts:
     """The rollouts of all groups that are neither trained nor dropped. Used from one thread at a time."""
 
     def __init__(
-        self, problems: Problems, tokenizer: Tokenizer, limits: RolloutLimits, seed: int, completions: int
+        self,
+        problems: Problems,
+        tokenizer: Tokenizer,
+        limits: RolloutLimits,
+        seed: int,
+        completions: int,
+        *,
+        chats: PolicyChats | None = None,
     ) -> None:
-        """`seed`: of the run; `completions`: of a training group's prompt."""
+        """`seed`: of the run; `completions`: of a training group's prompt; `chats`: of prompts that are messages."""
         self._problems, self._tokenizer, self._limits = problems, tokenizer, limits
-        self._seed, self._completions = seed, completions
+        self._seed, self._completions, self._chats = seed, completions, chats
         self._groups: dict[tuple[bool, int], list[Dialogue]] = {}
 
     def group(self, held_out: bool, number: int) -> list[Dialogue]:
@@ -107,7 +127,8 @@ class Rollouts:
             problem = self._problems.held_out(number) if held_out else self._problems.train(number)
             tokens = self._encoded_prompt(problem)
             count = HELD_OUT_ANSWERS if held_out else self._completions
-            self._groups[key] = [Dialogue(problem, list(tokens)) for _ in range(count)]
+            chat = [] if isinstance(problem.prompt, str) else list(problem.prompt)
+            self._groups[key] = [Dialogue(problem, list(tokens), list(chat)) for _ in range(count)]
         return self._groups[key]
 
     def forget(self, held_out: bool, numbers: Iterable[int]) -> None:
@@ -179,7 +200,11 @@ class Rollouts:
             seed = self._seed_of(held_out, number, member, len(one.turns))
             one.turns.append(Turn(len(one.tokens), len(own), seed, _temperature(held_out, member)))
             shown = own[:-1] if own[-1] in self._limits.ends else own
-            one.completions.append(self._tokenizer.decode(shown.tolist()).decode("utf-8", "replace"))
+            text = self._tokenizer.decode(shown.tolist()).decode("utf-8", "replace")
+            one.completions.append(text)
+            if one.chat:
+                assert self._chats is not None
+                one.chat.append(self._chats.read(text, len(one.tokens), one.problem.tools))
             one.extend(own.tolist(), values.tolist(), version, own=True)
         return dialogues
 
@@ -188,25 +213,63 @@ class Rollouts:
         for one in dialogues:
             turn = one.turns.pop()
             one.completions.pop()
+            del one.chat[-1:]
             for part in (one.tokens, one.own, one.sampled, one.versions):
                 del part[turn.start :]
 
     @staticmethod
-    def cases(dialogues: Iterable[Dialogue]) -> list[Case]:
-        """Return the cases the environment judges, one a dialogue."""
-        return [Case(one.problem.prompt, tuple(one.completions), dict(one.problem.meta)) for one in dialogues]
+    def cases(dialogues: Iterable[Dialogue], *, are_over: bool = False) -> list[Case]:
+        """Return the cases the environment judges, one a dialogue; `are_over`: nothing can follow."""
+        return [
+            Case(
+                one.problem.prompt,
+                tuple(one.completions),
+                dict(one.problem.meta),
+                tuple(map(dict, one.chat)),
+                is_over=are_over,
+            )
+            for one in dialogues
+        ]
 
-    def settle(self, dialogues: Iterable[Dialogue], verdicts: Iterable[Judged]) -> None:
-        """Append replies, or take rewards, of dialogues in order."""
-        for one, verdict in zip(dialogues, verdicts, strict=True):
-            if verdict.reply is None:
-                one.ended, one.reward, one.problem_found = True, verdict.reward, verdict.problem
-                continue
-            reply = self._tokenizer.encode(verdict.reply.encode()).tolist()
-            if len(one.tokens) + len(reply) >= self._limits.window:
+    def replies(self, dialogues: Iterable[Dialogue], verdicts: Iterable[Judged]) -> list[Reply | None]:
+        """Return the replies to dialogues, in order; None: the dialogue has ended. Changes nothing, and may block."""
+        return [self._reply(one, verdict) for one, verdict in zip(dialogues, verdicts, strict=True)]
+
+    def fits(self, one: Dialogue, reply: Reply | None) -> bool:
+        """Whether the context has room for a reply and a token more."""
+        return reply is None or len(one.tokens) + len(reply.tokens) < self._limits.window
+
+    def settle(
+        self, dialogues: Sequence[Dialogue], verdicts: Sequence[Judged], replies: Sequence[Reply | None] | None = None
+    ) -> None:
+        """Append replies, or take rewards, of dialogues in order; `replies`: as `replies` returns them."""
+        replies = self.replies(dialogues, verdicts) if replies is None else replies
+        for one, verdict, reply in zip(dialogues, verdicts, replies, strict=True):
+            if reply is None or reply.problem:
+                one.ended, one.reward = True, verdict.reward
+                one.problem_found = verdict.problem if reply is None else reply.problem
+            elif not self.fits(one, reply):
                 one.ended, one.problem_found = True, "its reply is longer than the context"
-                continue
-            one.extend(reply, [0.0] * len(reply), -1, own=False)
+            else:
+                one.extend(reply.tokens, [0.0] * len(reply.tokens), -1, own=False)
+                one.chat += reply.messages
+
+    def _reply(self, one: Dialogue, verdict: Judged) -> Reply | None:
+        if verdict.reply is None and not verdict.messages:
+            return None
+        if not one.chat:
+            if verdict.reply is None:
+                return Reply(problem="it answers a text with messages: its prompt would have to be messages, too")
+            return Reply(self._tokenizer.encode(verdict.reply.encode()).tolist())
+        assert self._chats is not None
+        added = verdict.messages or [{"role": "user", "content": verdict.reply}]
+        try:
+            text = self._chats.following(one.chat, added, one.problem.tools)
+        except UserError as error:
+            return Reply(problem=str(error))
+        tokens = self._tokenizer.encode(text.encode()).tolist()
+        has_ended = one.tokens[-1] in self._limits.ends and tokens[:1] and tokens[0] in self._limits.ends
+        return Reply(tokens[1:] if has_ended else tokens, added)
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -228,7 +291,7 @@ class Rollouts:
             if not problem.answer:
                 raise UserError("rl.imitated_rounds needs prompts with an answer, and one has none")
             prompt = self._encoded_prompt(problem)
-            answer = [*self._tokenizer.encode(problem.answer.encode()).tolist(), self._limits.ends[0]]
+            answer = [*self._tokenizer.encode(problem.answer.encode()).tolist(), self._end_of(problem)]
             tokens = [*prompt, *answer]
             if len(tokens) > self._limits.window:
                 raise UserError(
@@ -242,13 +305,27 @@ class Rollouts:
     # --- small things -----------------------------------------------------------------------------------------
 
     def _encoded_prompt(self, problem: Problem) -> list[int]:
-        tokens = [*self._limits.begins, *self._tokenizer.encode(problem.prompt.encode()).tolist()]
+        if isinstance(problem.prompt, str):
+            text, tokens = problem.prompt, [*self._limits.begins]
+        elif self._chats is None:
+            raise UserError("some prompts are texts and some are messages: expected one kind")
+        else:
+            text, tokens = self._chats.prompt(problem.prompt, problem.tools), []
+        tokens += self._tokenizer.encode(text.encode()).tolist()
         if not 0 < len(tokens) < self._limits.window:
             raise UserError(
                 f"a prompt has {len(tokens)} tokens: expected 1 to {self._limits.window - 1}, as "
-                f"train.sequence_length leaves room for; it begins {problem.prompt[:40]!r}"
+                f"train.sequence_length leaves room for; it begins {text[:40]!r}"
             )
         return tokens
+
+    def _end_of(self, problem: Problem) -> int:
+        """Return the token that ends an imitated answer: in a chat, that of the template."""
+        if isinstance(problem.prompt, str) or self._chats is None:
+            return self._limits.ends[0]
+        text = self._chats.ending(problem.prompt, problem.answer, problem.tools)
+        found = self._tokenizer.encode(text.encode()).tolist()
+        return found[0] if len(found) == 1 and found[0] in self._limits.ends else self._limits.ends[0]
 
     def _room(self, one: Dialogue) -> int:
         return min(self._limits.most, self._limits.window - len(one.tokens))

@@ -41,7 +41,7 @@ from planetary.runs.serve.http.requests import (
     template_names,
 )
 from planetary.runs.serve.http.service import Service
-from planetary.runs.serve.http.tools.families import Generic
+from planetary.runs.serve.http.tools.families import format_of
 from planetary.runs.serve.http.tools.tool_format import AnswerReader, ToolFormat
 from planetary.runs.serve.http.unsupported_fields import note_ignored
 from planetary.runs.serve.program.served_model import ServedModel
@@ -322,8 +322,7 @@ class Endpoint:
         """Return how a model writes calls of tools."""
         found = self._tool_formats.get(model.chat_template)
         if found is None:
-            known = TOOL_FORMATS.built_in.values()
-            kind = self._own_tool_format or next((one for one in known if one.recognises(model.chat_template)), Generic)
+            kind = self._own_tool_format or format_of(model.chat_template)
             found = self._tool_formats[model.chat_template] = kind()
             log.info("calls of tools are read and written as %s does (serve.tool_format)", kind.__name__)
         return found

@@ -72,11 +72,7 @@ class LoopThread:
         `ClosedError` when the loop was stopped, meanwhile, too; `concurrent.futures.TimeoutError` after `timeout_s`
         seconds.
         """
-        with self._lock:
-            if self.stopped:
-                coroutine.close()
-                raise ClosedError("the connection was closed here")
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self.begin(coroutine)
         try:
             return future.result(timeout_s)
         except concurrent.futures.CancelledError:
@@ -84,6 +80,14 @@ class LoopThread:
         except BaseException:
             future.cancel()  # an interrupt from the keyboard, or the timeout: the caller is gone
             raise
+
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the loop; `stop` cancels it. Raises `ClosedError` when the loop was stopped."""
+        with self._lock:
+            if self.stopped:
+                coroutine.close()
+                raise ClosedError("the connection was closed here")
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def post(self, action: Callable[..., object], *arguments: Any) -> None:
         """Call something on the loop soon, and wait for nothing. Dropped when the loop was stopped."""

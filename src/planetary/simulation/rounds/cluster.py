@@ -22,7 +22,7 @@ from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.parts import Setup
-from planetary.fleet.preparation.compiling import PublishedArtifact
+from planetary.fleet.preparation.compiling import PublishedArtifact, StepToCompile
 from planetary.fleet.shell.system import System
 from planetary.fleet.worker.role import Roles
 from planetary.machine.machine import Validated
@@ -148,7 +148,7 @@ class SimCluster(SimulatedCluster[Gateway[Any]]):
         return self.gateway.run_parts.run.parameters
 
     def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> Gateway[Any]:
-        async def compile_for(prepared: Prepared, *_: object) -> PublishedArtifact:
+        async def compile_for(prepared: StepToCompile, *_: object) -> PublishedArtifact:
             await asyncio.sleep(COMPILE_S)
             return PublishedArtifact(self.training.artifact(gateway.store, prepared.step.spec), 1, "simulated")
 
@@ -165,7 +165,7 @@ class SimCluster(SimulatedCluster[Gateway[Any]]):
             return RingGateway(self.config, HOST, None, make_master=partial(Master, ports=self._ports(process)))
 
         rounds = RoundsSetup(
-            prepare=lambda config, cache, stage, own: self.training.prepared_with(own),
+            prepare=lambda config, cache, stage, own, made: self.training.prepared_with(own),
             compile_for=compile_for,
             topology=topology,
             export_step=export_step,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,17 @@ from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.parts import SYNCED, Parts, Setup, constant
 from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted
 from planetary.fleet.gateway.run_files import STEPS
-from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
+from planetary.fleet.preparation.compiling import (
+    CompileTarget,
+    PublishedArtifact,
+    StepToCompile,
+    compile_apart,
+)
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.kind_reader import KindReader
 from planetary.fleet.shell.shell import TensorSource
 from planetary.net.authority import Authority
+from planetary.net.loop_thread import LoopThread
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.controller import Controller
@@ -57,10 +65,12 @@ from planetary.wire.limits import MIB, Limits
 
 log = logging.getLogger(__name__)
 
+_STOP_S = 5.0  # seconds that a compiler has to end
 
-Prepare = Callable[[Config, Path, Callable[[str], None], StepRecord | None], Prepared]
+
+Prepare = Callable[[Config, Path, Callable[[str], None], StepRecord | None, Callable[[StepToCompile], None]], Prepared]
 """As `prepare_run`."""
-CompileFor = Callable[[Prepared, CompileTarget, Path], Awaitable[PublishedArtifact]]
+CompileFor = Callable[[StepToCompile, CompileTarget, Path], Coroutine[Any, Any, PublishedArtifact]]
 """As `compile_apart`."""
 TopologyOf = Callable[[Config, str, Authority | None], GatewayTopology]
 """As `topology_of`."""
@@ -87,7 +97,7 @@ class RoundsSetup(Setup[Prepared, "RoundsRun"]):
 
     def prepare(self, gateway: Gateway[Any]) -> Prepared:
         own = own_record(gateway.options, StepRecord)
-        prepared = self.prepare_run(gateway.config, gateway.options.cache, gateway.set_stage, own)
+        prepared = self.prepared(gateway, gateway.config, own)
         told = (step_news(own, prepared.record), *prepared.step.notes, *prepared.data.notes)
         gateway.notes += filter(None, (*told, changes(gateway.config, prepared.config)))
         return prepared
@@ -104,13 +114,39 @@ class RoundsSetup(Setup[Prepared, "RoundsRun"]):
             return await gateway.interruptible(work)
 
         async def prepare_again(config: Config) -> Prepared | None:
-            return await gateway.interruptible(asyncio.to_thread(self.prepare_run, config, cache, stage, None))
+            return await gateway.interruptible(asyncio.to_thread(self.prepared, gateway, config, None))
 
         fitted = await fit_run(gateway.config, prepared, measure, prepare_again, gateway.note)
         if fitted is None:
             return None
         gateway.config, prepared = fitted
         return prepared
+
+    def prepared(self, gateway: Gateway[Any], config: Config, own: StepRecord | None) -> Prepared:
+        """Prepare; on a local run compile a new step for this machine's workers beside its checks. In a thread."""
+        options = gateway.options
+        if options.local_threads is None:
+            return self.prepare_run(config, options.cache, gateway.set_stage, own, _nothing)
+        with self._compiling(config, options.cache, gateway.set_stage) as compile_early:
+            return self.prepare_run(config, options.cache, gateway.set_stage, own, compile_early)
+
+    @contextlib.contextmanager
+    def _compiling(
+        self, config: Config, cache: Path, stage: Callable[[str], None]
+    ) -> Iterator[Callable[[StepToCompile], None]]:
+        """Yield a function that begins to compile a step. The end waits for that; an error before ends it.
+
+        Raises:
+            CompileError: the step cannot be compiled.
+        """
+        loop, begun = LoopThread("planetary compiles a step"), list[Future[PublishedArtifact]]()
+        try:
+            yield lambda step: begun.append(loop.begin(self.compile_apart(step, local_target(config), cache)))
+            for one in begun:
+                stage("compiling and verifying the training step")
+                one.result()
+        finally:
+            loop.stop(_STOP_S)
 
     def status(self, gateway: Gateway[Any], kind: str = "rounds") -> TrainingStatus:
         status = training_status(gateway, kind, None)
@@ -145,6 +181,10 @@ class RoundsSetup(Setup[Prepared, "RoundsRun"]):
         topology.start()
         start = begin(config, gateway.options, prepared, topology.extend, files=gateway.system.files, reader=reader)
         return RoundsRun(gateway, self, prepared, start=start, topology=topology, room=room)
+
+
+def _nothing(step: StepToCompile) -> None:
+    """Compile nothing ahead: the workers' machines are not known."""
 
 
 def is_fitted_here(gateway: Gateway[Any]) -> bool:
@@ -291,7 +331,9 @@ class RoundsRun:
             record = record_of(folder / STEPS / f"{wanted.back_to}.json", StepRecord)
             if record is None:
                 raise TrustError(f"the run folder has no usable record of the step {wanted.back_to[:12]}")
-            made = await asyncio.to_thread(setup.prepare_run, gateway.config, cache, lambda stage: None, record)
+            made = await asyncio.to_thread(
+                setup.prepare_run, gateway.config, cache, lambda stage: None, record, _nothing
+            )
         else:
             made = await setup.export_step(gateway.config, wanted.overrides, cache)
             if why := self.unfit(made):

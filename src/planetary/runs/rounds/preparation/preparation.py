@@ -22,6 +22,7 @@ from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import SIGNED, TOKEN_DTYPES
+from planetary.fleet.preparation.compiling import ModelToCompile, StepToCompile
 from planetary.runs.rounds.preparation.model_checks import check_examples, check_model, first_batch
 from planetary.runs.rounds.preparation.options import model_of, step_options
 from planetary.runs.rounds.preparation.prepared_steps import (
@@ -76,11 +77,23 @@ class Prepared:
         return self.step.spec.param_count
 
 
-def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: StepRecord | None = None) -> Prepared:
-    """Prepare data, model and training step; `stage` is called with the name of each activity.
+def prepare_run(
+    config: Config,
+    cache: Path,
+    stage: Callable[[str], None],
+    own: StepRecord | None = None,
+    made: Callable[[StepToCompile], None] = lambda step: None,
+) -> Prepared:
+    """Prepare data, model and training step.
 
-    A step made before from the same configuration, files and packages is read back. `own`: the record of the run that
-    goes on, which counts whatever became of these files and packages.
+    A step made before from the same configuration, files and packages is read back.
+
+    Args:
+        config: the run's configuration.
+        cache: folder of prepared data and compiled modules.
+        stage: called with the name of each activity.
+        own: the record of the run that goes on, which counts whatever became of these files and packages.
+        made: called with a step that was not made before, ahead of its checks.
 
     Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `NumericsError`,
     `ResourceError`.
@@ -97,7 +110,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     store, options = BlobStore(cache / "blobs"), step_options(config, marked_targets=data.is_marked)
     record = find_record(store, config, options, own)
     if record is None:
-        record = _make_step(config, options, store, data, stage)
+        record = _make_step(config, options, store, data, stage=stage, made=made)
         if own is not None:
             check_frozen(config, own, record)
     else:
@@ -114,7 +127,13 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
 
 
 def _make_step(
-    config: Config, options: StepOptions, store: BlobStore, data: PreparedData, stage: Callable[[str], None]
+    config: Config,
+    options: StepOptions,
+    store: BlobStore,
+    data: PreparedData,
+    *,
+    stage: Callable[[str], None],
+    made: Callable[[StepToCompile], None],
 ) -> StepRecord:
     stage("exporting the model to StableHLO")
     from planetary.compiler.check.meaning import with_checked_meaning
@@ -124,6 +143,8 @@ def _make_step(
         model = model_of(config)
     stage("differentiating it and adding the optimizer")
     step = build_train_step(model, options)
+    params, buffers = model.start, model.initial("buffer")
+    made(ModelToCompile(step, params, buffers))
     stage("comparing loss and gradients with the model's own framework")
     model = with_checked_meaning(model, _first_batch(config, data, model))
     meaning = model.manifest.meaning
@@ -135,8 +156,8 @@ def _make_step(
         options,
         portable=step.portable,
         spec=step.spec,
-        params=model.start,
-        buffers=model.initial("buffer"),
+        params=params,
+        buffers=buffers,
         notes=(*step.notes, *([meaning.summary] if meaning.author != "framework" else [])),
         meaning=meaning,
         read=read,

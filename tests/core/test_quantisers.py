@@ -16,6 +16,8 @@ from planetary.core.quantisers import (
     ternary_scales,
     to_bfloat16,
     unpack,
+    weight_codes,
+    weight_values,
 )
 
 
@@ -68,6 +70,21 @@ def test_absmax_errors_are_half_a_scale_at_most(levels: int) -> None:
     assert np.abs(codes).max() == levels
     wide = np.repeat(scales, 32, axis=1)
     assert (np.abs(codes * wide - values) <= 0.5001 * wide).all()
+
+
+def test_peak_codes_have_every_q4_0_block_exactly() -> None:
+    """A block whose largest magnitude has the code −8 comes back bit by bit, and lies as in GGUF."""
+    rng = np.random.default_rng(6)
+    codes = rng.integers(-7, 8, size=(3, 4, 32)).astype(np.int8)
+    codes[..., 5] = -8
+    scales = rng.normal(size=(3, 4)).astype(np.float16).astype(np.float32)
+    values = (codes * scales[..., None]).reshape(3, 128)
+    for bits in (4, 8):
+        made = weight_codes(values, bits)
+        assert made[0].shape == (3, 16 * bits)
+        np.testing.assert_allclose(weight_values(*made, bits), values, rtol=0 if bits == 4 else 0.1)
+    np.testing.assert_array_equal(weight_codes(values, 4)[1], scales)
+    np.testing.assert_array_equal(weight_codes(values, 4)[0][0, :2] & 15, codes[0, 0, :2] & 15)
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])

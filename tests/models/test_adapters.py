@@ -18,9 +18,10 @@ from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_che
 from planetary.artifacts.store import BlobStore
 from planetary.compiler import ir
 from planetary.compiler.check.meaning import check_meaning
-from planetary.compiler.check.reference import run_reference
+from planetary.compiler.check.reference import run_reference, temporary_memory
 from planetary.compiler.frontend.adapters import adapted
 from planetary.compiler.frontend.export import Model, export_loss, export_model
+from planetary.compiler.frontend.narrow_base import narrowed
 from planetary.compiler.frontend.weights import frozen
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.adapters import merged_values
@@ -40,8 +41,8 @@ from planetary.runs.rounds.preparation.run_step import record_of, write_record
 
 BATCH = {"batch_size": 2, "sequence_length": 8}
 MODELS = {
-    "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 256, "n_position": 16},
-    "llama": {"n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 16, "n_hidden": 24, "vocab_size": 256},
+    "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 256, "n_position": 16},
+    "llama": {"n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 32, "n_hidden": 24, "vocab_size": 256},
 }
 PLAIN = StepOptions(optimizer="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0)
 TOKENS: Any = np.random.default_rng(0).integers(0, 256, (2, 8)).astype(np.int32)
@@ -179,6 +180,84 @@ def test_adapters_start_as_in_peft_and_change_nothing() -> None:
     assert not np.array_equal(other["head.lora_A"], start["head.lora_A"])
 
 
+def wide_model() -> Model:
+    """Return a model like `small_model`, with inputs of matrices that are whole blocks."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> np.ndarray:
+        return rng.normal(0, 0.2, shape).astype(np.float32)
+
+    def block() -> dict[str, Any]:
+        return {"up": {"kernel": drawn(32, 64), "bias": drawn(64)}, "down": drawn(32, 64)}
+
+    params = {"wte": {"weight": drawn(11, 32)}, "blocks": [block(), block()], "head": drawn(32, 11)}
+    return export_loss(small_loss, params, (TOKENS % 11, TOKENS % 11), name="wide")
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_base_in_blocks_trains_as_its_values_in_jax(bits: int) -> None:
+    """Losses and adapters of five steps equal a plain loop over the matrices that the blocks stand for."""
+    plain = adapted(wide_model(), rank=2, alpha=6.0, targets=(), seed=3)
+    model = narrowed(plain, bits)
+    assert check_meaning(model).author == "framework"
+    assert {one.spec.name for one in model.narrow} == {f"blocks.{i}.{n}" for i in (0, 1) for n in ("up.kernel", "down")}
+    held = {name: value.nbytes for name, value in model.initial("buffer").items()}
+    of_blocks = sum(nbytes for name, nbytes in held.items() if name.endswith((".codes", ".scales")))
+    assert of_blocks == 4 * 32 * 64 * (bits + 1) // 8  # a scale of 32 bits for 32 numbers
+    base, start = model.base, plain.start
+    for name, value in plain.initial("buffer").items():
+        error = np.linalg.norm(base[name] - value) / np.linalg.norm(value)
+        assert 0 < error < {8: 0.007, 4: 0.1}[bits] if model_is_narrow(model, name) else error == 0, name
+
+    def loss(adapters: dict[str, jax.Array]) -> jax.Array:
+        def block(i: int) -> dict[str, Any]:
+            up = adapters[f"blocks.{i}.up.lora_B.kernel"] @ adapters[f"blocks.{i}.up.lora_A.kernel"]
+            down = adapters[f"blocks.{i}.down.lora_B"] @ adapters[f"blocks.{i}.down.lora_A"]
+            kernel = base[f"blocks.{i}.up.kernel"] + 3.0 * up.T
+            return {
+                "up": {"kernel": kernel, "bias": base[f"blocks.{i}.up.bias"]},
+                "down": base[f"blocks.{i}.down"] + 3.0 * down,
+            }
+
+        params = {"wte": {"weight": base["wte.weight"]}, "blocks": [block(0), block(1)], "head": base["head"]}
+        return small_loss(params, TOKENS % 11, TOKENS % 11)
+
+    expected, losses = {name: jnp.asarray(value) for name, value in start.items()}, []
+    for _ in range(5):
+        value, slopes = jax.value_and_grad(loss)(expected)
+        expected = {name: one - 0.3 * slopes[name] for name, one in expected.items()}
+        losses.append(float(value))
+    found, own = trained(model, 5)
+    np.testing.assert_allclose(own, losses, rtol=1e-5)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        assert not np.array_equal(found[name], start[name]), name
+
+
+def model_is_narrow(model: Model, name: str) -> bool:
+    return name in {one.spec.name for one in model.narrow}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [8, 4])
+def test_base_in_blocks_is_never_whole_in_a_step(bits: int) -> None:
+    """A step takes no more memory beside its arguments than one over float32, but for one matrix and its copy."""
+    options = {"n_layer": 6, "n_head": 2, "n_kv_head": 2, "n_embd": 128, "n_hidden": 384, "vocab_size": 64}
+    model = export_model(ZOO["llama"].source, {**options, "batch_size": 1, "sequence_length": 16})
+    plain = adapted(model, rank=2, alpha=4.0, targets=(), seed=0)
+    narrow = narrowed(plain, bits)
+    whole = sum(one.spec.nbytes for one in narrow.narrow)
+    largest = max(one.spec.nbytes for one in narrow.narrow)
+    before, after = (temporary_memory(build_train_step(one, PLAIN)) for one in (plain, narrow))
+    assert whole > 20 * largest
+    assert after - before < 4 * largest
+
+
+def test_base_without_whole_blocks_is_refused() -> None:
+    with pytest.raises(UserError, match=r"adapter\.base: the model small has no float32 matrix in numbered blocks"):
+        narrowed(adapted(small_model(), rank=2, alpha=4.0, targets=(), seed=0), 8)
+
+
 @pytest.mark.slow
 def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
     model = frozen(small_model(), ("wte.*", "*.bias"))
@@ -305,17 +384,18 @@ def base_folder(folder: Path, name: str, seed: int = 2) -> Path:
     return folder
 
 
-def tuned(base: Path, **adapter: Any) -> Config:
+def tuned(base: Path, /, **adapter: Any) -> Config:
     """Return the configuration of a run with adapters of a pretrained folder."""
     tables = {"model": {"source": str(base)}, "train": BATCH, "data": {"source": "stdlib"}}
     return config_from_tables({**tables, "adapter": {"rank": 4, "alpha": 8.0, **adapter}})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_adapters_are_merged_in_every_use_of_the_model(tmp_path: Path, name: str) -> None:
-    run, model, params = run_of(tmp_path / "run", tuned(base_folder(tmp_path / "base", name)))
-    expected = merged_values(model.adapters, {**model.initial("buffer"), **params})
+@pytest.mark.parametrize(("name", "base"), [("gpt2", "f32"), ("llama", "f32"), ("gpt2", "int4"), ("llama", "int8")])
+def test_adapters_are_merged_in_every_use_of_the_model(tmp_path: Path, name: str, base: str) -> None:
+    run, model, params = run_of(tmp_path / "run", tuned(base_folder(tmp_path / "base", name), base=base))
+    expected = merged_values(model.adapters, {**model.base, **params})
+    assert bool(model.narrow) == (base != "f32")
     assert not set(expected) & set(params)
     for loaded in (load_trained(run), load_folder(run)):
         found = dict(zip(tree_names(loaded.params), jax.tree.leaves(loaded.params), strict=True))
@@ -363,6 +443,15 @@ def test_changed_base_is_refused_with_its_first_tensor(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'model\.norm\.weight' of .*base has other values than when .*run was"):
         load_trained(run)
     with pytest.raises(UserError, match=r"trained with another base: 'model\.norm\.weight' has other values here"):
+        model_of(tuned(base, start=str(tmp_path / "adapter")))
+
+
+def test_adapter_of_a_base_in_blocks_wants_the_same(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "llama")
+    run, _, _ = run_of(tmp_path / "run", tuned(base, base="int8"))
+    export_adapter(run, tmp_path / "adapter")
+    model_of(tuned(base, base="int8", start=str(tmp_path / "adapter")))
+    with pytest.raises(UserError, match=r"'model\.layers\.0\.\S+' has other values here \(.*adapter\.base"):
         model_of(tuned(base, start=str(tmp_path / "adapter")))
 
 

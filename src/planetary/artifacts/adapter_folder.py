@@ -95,7 +95,7 @@ def check_base(folder: Path, base: Mapping[str, str]) -> None:
         known = {}
     for name, digest in (known if isinstance(known, dict) else {}).items():
         if base.get(name, "")[:_DIGITS] != digest:
-            what = "has other values here" if name in base else "is not in the model"
+            what = "has other values here (or adapter.base is another)" if name in base else "is not in the model"
             raise UserError(f"the adapter {folder} was trained with another base: {name!r} {what}")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from planetary.core.quantisers import BLOCK, weight_codes, weight_values
 from planetary.core.tensors import TensorSpec
 
 _SUFFIXES = (".weight", ".kernel")  # last part of a matrix's name: PyTorch's, Flax's
@@ -99,3 +100,54 @@ def merged_values(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray])
 def trained_by(adapters: Sequence[Adapter]) -> tuple[TensorSpec, ...]:
     """Return A and B of all adapters, in order."""
     return tuple(spec for one in adapters for spec in (one.a, one.b))
+
+
+class NarrowMatrix(msgspec.Struct, frozen=True):
+    """A float32 matrix that is not trained, held as blocks of whole numbers along a layer's inputs, with a scale each.
+
+    Attributes:
+        spec: of the matrix.
+        bits: of a number: 8 or 4.
+        inputs_first: whether the matrix is [inputs, outputs]; the blocks are always [outputs, inputs].
+    """
+
+    spec: TensorSpec
+    bits: int
+    inputs_first: bool
+
+    @property
+    def codes(self) -> TensorSpec:
+        """Whole numbers: i8 [outputs, inputs], or [outputs, inputs / 2].
+
+        As in GGUF's q4_0, the lower four bits belong to the first half of a block, the upper ones to the second.
+        """
+        outputs, inputs = self._rows
+        return TensorSpec(f"{self.spec.name}.codes", "i8", (outputs, inputs * self.bits // 8))
+
+    @property
+    def scales(self) -> TensorSpec:
+        """f32 [outputs, inputs / BLOCK]."""
+        outputs, inputs = self._rows
+        return TensorSpec(f"{self.spec.name}.scales", "f32", (outputs, inputs // BLOCK))
+
+    @property
+    def _rows(self) -> tuple[int, ...]:
+        return self.spec.shape[::-1] if self.inputs_first else self.spec.shape
+
+    def narrowed(self, value: np.ndarray) -> dict[str, np.ndarray]:
+        """Return codes and scales of the matrix."""
+        rows = np.ascontiguousarray(value.T if self.inputs_first else value)
+        codes, scales = weight_codes(rows, self.bits)
+        return {self.codes.name: codes, self.scales.name: scales}
+
+    def widened(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the matrix that codes and scales stand for."""
+        wide = weight_values(values[self.codes.name], values[self.scales.name], self.bits)
+        return np.ascontiguousarray(wide.T if self.inputs_first else wide)
+
+
+def widened_values(narrow: Sequence[NarrowMatrix], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the values of a model without matrices in blocks: these matrices in place of codes and scales."""
+    own = {name for one in narrow for name in (one.codes.name, one.scales.name)}
+    found = {name: value for name, value in values.items() if name not in own}
+    return found | {one.spec.name: one.widened(values) for one in narrow}

@@ -103,6 +103,56 @@ def absmax_codes(values: np.ndarray, block: int, levels: int) -> tuple[np.ndarra
     return codes.astype(np.int8).reshape(values.shape), scales
 
 
+def peak_codes(values: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Round each block of neighbours to whole multiples of its value of largest magnitude divided by −8.
+
+    GGUF's q4_0: that value becomes −8 exactly, and all sixteen codes are in use. Values of normal distribution keep a
+    relative error of 8.6 % with blocks of 32, where −7 to 7 keep 9.7 % and the 16 quantiles of NF4 8.7 %.
+
+    Args:
+        values: float [..., n], n a multiple of `block`.
+        block: neighbours with one scale.
+
+    Returns:
+        Codes int8 [..., n] from −8 to 7, and scales float32 [..., n / block], which may be negative.
+    """
+    blocks = values.reshape(*values.shape[:-1], -1, block)
+    peaks = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]
+    scales = (peaks / -8).astype(np.float32)
+    codes = np.clip(np.rint(blocks / np.where(scales == 0, 1, scales)[..., None]), -8, 7)
+    return codes.astype(np.int8).reshape(values.shape), scales
+
+
+BLOCK = 32
+"""Neighbours of a row of untrained weights in 8 or 4 bits that share a scale."""
+
+
+def weight_codes(values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights, float [m, n], in blocks of 8 or 4 bits, as GGUF's q8_0 and q4_0 have them.
+
+    Returns:
+        Codes int8 [m, n], or [m, n / 2] with the first half of a block in the lower bits; scales f32 [m, n / BLOCK].
+    """
+    if bits == 8:
+        return absmax_codes(values, BLOCK, 127)
+    codes, scales = peak_codes(values, BLOCK)
+    return pack(_regrouped(codes, 2).view(np.uint8) & np.uint8(15), 4).view(np.int8), scales
+
+
+def weight_values(codes: np.ndarray, scales: np.ndarray, bits: int) -> np.ndarray:
+    """Return the weights, float32 [m, n], that the result of `weight_codes` stands for."""
+    if bits == 4:
+        nibbles = unpack(codes.view(np.uint8), 4, 2 * codes.shape[-1])
+        codes = _regrouped((nibbles ^ np.uint8(8)).view(np.int8) - np.int8(8), BLOCK // 2)
+    blocks = codes.reshape(*scales.shape, -1).astype(np.float32) * scales[..., None]
+    return blocks.reshape(codes.shape)
+
+
+def _regrouped(rows: np.ndarray, parts: int) -> np.ndarray:
+    """Return rows [m, n] in which the first numbers of a block's parts come first, then the second ones, and so on."""
+    return rows.reshape(len(rows), -1, parts, BLOCK // parts).swapaxes(-1, -2).reshape(rows.shape)
+
+
 def min_max_steps(values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """Return offset and step of blocks, float32 [b] each, whose codes cover float32 values [b, n] exactly."""
     top = np.float32(2**bits - 1)

@@ -17,7 +17,7 @@ import numpy as np
 from planetary.compiler import ir, ops
 from planetary.compiler.frontend.author import Author
 from planetary.compiler.frontend.export import Model
-from planetary.compiler.frontend.manifest import Argument, Init
+from planetary.compiler.frontend.manifest import Argument, Init, Role
 from planetary.compiler.ir import Block, Value
 from planetary.core.adapters import Adapter, layer_of, merged_values, trained_by
 from planetary.core.errors import UserError, did_you_mean
@@ -37,14 +37,7 @@ def adapted(model: Model, *, rank: int, alpha: float, targets: Sequence[str], se
     Raises:
         UserError: a target matches no trained matrix, or the rank is larger than a dimension.
     """
-    with ir.new_context():
-        module = ir.parse_module(model.stablehlo)  # a name of its own: operations do not keep the module alive
-        block = ir.entry_block(ir.main_function(module))
-        contracted = {
-            argument.name: _contracted(value)
-            for argument, value in zip(model.manifest.arguments, block.arguments, strict=True)
-            if argument.role == "param" and len(argument.shape) == 2
-        }
+    contracted = summed_dimensions(model, "param")
     chosen = _targets(model, targets, contracted)
     adapters = tuple(
         Adapter(
@@ -84,6 +77,18 @@ def adapted(model: Model, *, rank: int, alpha: float, targets: Sequence[str], se
     )
 
 
+def summed_dimensions(model: Model, role: Role) -> dict[str, set[int]]:
+    """Return the dimensions of each matrix of a role that products sum over; with −1 where it has another use."""
+    with ir.new_context():
+        module = ir.parse_module(model.stablehlo)  # a name of its own: operations do not keep the module alive
+        block = ir.entry_block(ir.main_function(module))
+        return {
+            argument.name: _contracted(value)
+            for argument, value in zip(model.manifest.arguments, block.arguments, strict=True)
+            if argument.role == role and len(argument.shape) == 2
+        }
+
+
 @dataclass(frozen=True)
 class _AdaptedAuthor:
     """The author of a model whose matrices are changed before they are handed over."""
@@ -112,7 +117,7 @@ def _targets(model: Model, patterns: Sequence[str], contracted: Mapping[str, set
     """Return the matrices that are adapted, in order. Raises `UserError`."""
     arguments = model.manifest.arguments
     if not patterns:
-        chosen = [a for a in arguments if contracted.get(a.name) in ({0}, {1}) and _is_in_block(a.name)]
+        chosen = [a for a in arguments if contracted.get(a.name) in ({0}, {1}) and is_in_block(a.name)]
         if chosen:
             return chosen
         raise UserError(
@@ -140,7 +145,8 @@ def _targets(model: Model, patterns: Sequence[str], contracted: Mapping[str, set
     return [a for a in arguments if a.name in found]
 
 
-def _is_in_block(name: str) -> bool:
+def is_in_block(name: str) -> bool:
+    """Whether a parameter belongs to one of numbered blocks, such as `h.0.mlp`."""
     return any(part.isdigit() for part in name.split("."))
 
 

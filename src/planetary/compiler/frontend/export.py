@@ -42,7 +42,7 @@ from planetary.compiler.frontend.manifest import (
 )
 from planetary.compiler.frontend.rotary import BASE, RotaryPair, find_rotary_pairs, rotary_table
 from planetary.compiler.ir import Module, Operation
-from planetary.core.adapters import Adapter
+from planetary.core.adapters import Adapter, NarrowMatrix, widened_values
 from planetary.core.errors import CompileError, PlanetaryError, UserError, did_you_mean
 from planetary.core.example_layout import BATCH_PREFIX
 from planetary.core.tensors import host_dtype, to_host_dtype
@@ -67,6 +67,7 @@ class Model:
     constants: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     """The author's untrained parameters in the graph, by name; only in the exporting process."""
     adapters: tuple[Adapter, ...] = field(default=(), repr=False, compare=False)  # made by `adapters.adapted`
+    narrow: tuple[NarrowMatrix, ...] = field(default=(), repr=False, compare=False)  # made by `narrow_base.narrowed`
 
     def __repr__(self) -> str:
         tensors = len(self.manifest.of_role("param"))
@@ -103,6 +104,11 @@ class Model:
         return {
             a.name: initial_value(a, self.stored, self.manifest.seed) for a in self.manifest.arguments if a.role == role
         }
+
+    @property
+    def base(self) -> dict[str, np.ndarray]:
+        """The host arrays of all buffers by the author's names: those held in fewer bits are widened."""
+        return widened_values(self.narrow, self.initial("buffer"))
 
     @property
     def start(self) -> dict[str, np.ndarray]:

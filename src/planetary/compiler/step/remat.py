@@ -43,7 +43,7 @@ def rematerialise(block: Block, count: int, data: Sequence[Value], roots: Sequen
         The plan carried out.
     """
     body = ir.operations(block)
-    live, active = _live(body, roots), _dependent(body, data)
+    live, active = _live(body, roots), dependent(body, data)
     tape = _Tape([op for op in body[:count] if op in live and op in active and op.name not in _FIXED])
     backward = [op for op in body[count:] if op in live]
     needed = {i for op in backward for i in tape.roots_of(op)}
@@ -87,7 +87,7 @@ class _Tape:
 
     def roots_of(self, op: Operation) -> tuple[int, ...]:
         """Return the roots of an operation's operands, ascending."""
-        found = [self.position(value) for value in _read(op)]
+        found = [self.position(value) for value in values_read(op)]
         return tuple(sorted({self._root[i] for i in found if i is not None}))
 
 
@@ -98,7 +98,7 @@ def _readers_by_segment(tape: _Tape, plan: Plan, backward: Sequence[Operation]) 
     """For each segment but the last: the readers of values not kept."""
     found: list[_Readers] = [{} for _ in plan.cuts]
     for op in backward:
-        for value in _read(op):
+        for value in values_read(op):
             position = tape.position(value)
             if position is not None and position not in plan.kept:
                 segment = bisect.bisect_left(plan.cuts, position)
@@ -154,7 +154,7 @@ class _Recomputation:
                     entries.setdefault(value)
             elif position not in wanted:
                 wanted.add(position)
-                open_ += _read(self.tape.operations[position])
+                open_ += values_read(self.tape.operations[position])
         return wanted, list(entries)
 
     def _cotangent(self, first: Operation) -> list[Value]:
@@ -180,7 +180,7 @@ def _outermost(op: Operation, place: dict[Operation, int]) -> Operation:
     return found
 
 
-def _read(op: Operation) -> list[Value]:
+def values_read(op: Operation) -> list[Value]:
     return [*op.operands, *ir.captured_values(op)]
 
 
@@ -191,16 +191,16 @@ def _live(body: Sequence[Operation], roots: Sequence[Value]) -> set[Operation]:
     for op in reversed(body):
         if any(result in wanted for result in op.results):
             found.add(op)
-            wanted.update(_read(op))
+            wanted.update(values_read(op))
     return found
 
 
-def _dependent(body: Sequence[Operation], data: Sequence[Value]) -> set[Operation]:
-    """Operations that depend on data."""
+def dependent(body: Sequence[Operation], data: Sequence[Value]) -> set[Operation]:
+    """Return the operations that depend on some values."""
     known = set(data)
     found: set[Operation] = set()
     for op in body:
-        if any(value in known for value in _read(op)):
+        if any(value in known for value in values_read(op)):
             found.add(op)
             known.update(op.results)
     return found

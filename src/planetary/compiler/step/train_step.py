@@ -33,6 +33,7 @@ from planetary.compiler.step.inner_optimizers import optimizer_of
 from planetary.compiler.step.remat import rematerialise
 from planetary.compiler.step.remat_policy import Plan
 from planetary.compiler.step.step_module import TrainStep
+from planetary.compiler.step.widening import widen_at_each_use
 from planetary.core.configuration.step_options import StepOptions, remat_budget
 from planetary.core.errors import CompileError, UnsupportedOpError, UserError
 from planetary.core.step import StepSpec
@@ -98,7 +99,8 @@ def _build(model: Model, options: StepOptions, transform: optimizers.Transform) 
             evaluation = ir.functions(module)[EVALUATION]
             ir.keep_results(evaluation, [manifest.results.index(EVALUATION)])
             ir.keep_results(main, [manifest.results.index(name) for name in (LOSS, *(s.name for s in statistics))])
-        graph = _Graph(options, transform, main, evaluation, manifest, {}, [])
+        narrow = [spec.name for one in model.narrow for spec in (one.codes, one.scales)]
+        graph = _Graph(options, transform, main, evaluation, manifest, narrow, {}, [])
         for argument, kind in zip(manifest.arguments, ir.argument_types(main), strict=True):
             graph.elements[argument.name] = ir.element_of_type(kind)
         graph.check_statistics(statistics)
@@ -142,6 +144,7 @@ class _Graph:
         main: the model, in training.
         evaluation: the model in evaluations; `main` itself where they are the same.
         manifest: of the model.
+        narrow: names of the arguments that are matrices in fewer bits.
         elements: element type of each of the model's arguments.
         plans: of rematerialisation; one is added when gradients are emitted, if the options ask for it.
         notes: on the options, for reports.
@@ -152,6 +155,7 @@ class _Graph:
     main: ir.Operation
     evaluation: ir.Operation
     manifest: Manifest
+    narrow: Sequence[str]
     elements: dict[str, ir.Type]
     plans: list[Plan]
     notes: list[str] = field(default_factory=list)
@@ -184,9 +188,10 @@ class _Graph:
         gradients = emit_backward(forward, cotangents, [order.index(spec.name) for spec in wrt]) if wrt else []
         loss, *statistics = forward.results  # read now: the backward pass may have replaced a loop of the forward pass
         budget = remat_budget(self.options.remat)
+        data = [values[spec.name] for spec in self.manifest.of_role(*_FED)]
         if wrt and budget is not None:
-            data = [values[spec.name] for spec in self.manifest.of_role(*_FED)]
             self.plans.append(rematerialise(block, count, data, [loss, *gradients, *statistics], budget))
+        widen_at_each_use(block, [values[name] for name in self.narrow], data)
         wide = [_element(optimizers.working_dtype(spec.dtype)) for spec in wrt]
         scaled = [ops.convert(g, e) for g, e in zip(gradients, wide, strict=True)]
         return [ops.convert(loss, ir.f32()), *scaled, *statistics]
@@ -293,7 +298,9 @@ class _Graph:
 
         def loss_of(part: dict[str, Value]) -> list[Value]:
             given = values | part
-            return [ops.convert(emit_forward(self.evaluation, [given[name] for name in order]).results[0], ir.f32())]
+            loss = ops.convert(emit_forward(self.evaluation, [given[name] for name in order]).results[0], ir.f32())
+            widen_at_each_use(block, [given[name] for name in self.narrow], list(part.values()))
+            return [loss]
 
         return self.over_batch(block, arguments[len(weights) :], loss_of)[0]
 

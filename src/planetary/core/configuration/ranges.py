@@ -80,6 +80,7 @@ LeaseShares = Literal["equal", "measured"]
 RELAY = "relay"
 """Among the names of the broadcast's codecs."""
 RingPrecision = Literal["f32", "f64"]
+BaseWeights = Literal["f32", "int8", "int4"]
 WeightPrecision = Literal["f32", "bf16", "int8", "int4"]
 
 

@@ -16,6 +16,7 @@ from planetary.core.configuration.ranges import (
     MOST_NAME,
     RELAY,
     ArgumentRole,
+    BaseWeights,
     Count,
     Decay,
     Delivery,
@@ -104,6 +105,9 @@ class AdapterConfig(Section, frozen=True):
     # patterns of parameter names, or ends of layers' names such as "q_proj"; empty: the linear layers of numbered
     # blocks, or those that the folder of `start` names
     targets: tuple[str, ...] = ()
+    base: BaseWeights = (
+        "f32"  # form of the untrained matrices of numbered blocks in the step; "int8", "int4": in blocks
+    )
     start: str = ""  # folder in the layout of `peft` with the adapters' initial values; empty: drawn, and no change
 
     @property

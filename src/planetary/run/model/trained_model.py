@@ -95,9 +95,9 @@ def all_values(
     if wanted <= set(params):
         return params
     model = model_of_run(run, config)
-    buffers = {argument.name: argument.dtype for argument in model.manifest.arguments if argument.role == "buffer"}
+    types = {spec.name: spec.dtype for spec in model.manifest.of_role("buffer")}
     frozen = dict(model.constants)
-    frozen |= {name: as_float(value, buffers[name]) for name, value in model.initial("buffer").items()}
+    frozen |= {name: as_float(value, types.get(name, "f32")) for name, value in model.base.items()}
     values = merged_values(model.adapters, {**frozen, **params})
     return {name: value for name, value in values.items() if name in wanted or name in params}
 

@@ -113,8 +113,9 @@ STARTED = HonouredKeys(
 """Of a policy that begins as another model."""
 NEW = HonouredKeys(
     kind="reinforcement",
-    keys=(*STARTED.keys, *_OF_NEW_POLICY, "adapter.*"),
+    keys=(*STARTED.keys, *_OF_NEW_POLICY, *(f"adapter.{key}" for key in ("rank", "alpha", "targets", "start"))),
     without={
+        "adapter.base": "workers sample with the whole matrices, in float32",
         **{key: why for key, why in STARTED.without.items() if key not in (*_OF_NEW_POLICY, "adapter.*", "data.*")},
         **{f"data.{key}": STARTED.without["data.*"] for key in ("source", "sources", "text_key", "format", "delivery")},
         **{

@@ -94,11 +94,13 @@ def model_of(config: Config) -> Model:
 def with_adapters(model: Model, config: Config) -> Model:
     """Return the model with the adapters of a configuration, if any. Raises `UserError`."""
     from planetary.compiler.frontend.adapters import adapted
+    from planetary.compiler.frontend.narrow_base import narrowed
 
     adapter = config.adapter
     if not adapter.rank:
         return model
     model = adapted(model, rank=adapter.rank, alpha=adapter.alpha, targets=adapter.targets, seed=config.run.seed)
+    model = narrowed(model, 8 if adapter.base == "int8" else 4) if adapter.base != "f32" else model
     return _started(model, config) if adapter.start else model
 
 
@@ -109,9 +111,9 @@ def stored_names(config: Config) -> Callable[[str], str]:
 
 
 def base_digests(model: Model, config: Config) -> dict[str, str]:
-    """Return the sha256 of each untrained tensor by stored name."""
+    """Return the sha256 of each untrained tensor by stored name, with the values it is trained with."""
     named = stored_names(config)
-    return {named(name): digest_of(value) for name, value in model.initial("buffer").items()}
+    return {named(name): digest_of(value) for name, value in model.base.items()}
 
 
 def _started(model: Model, config: Config) -> Model:

@@ -11,8 +11,10 @@ from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.runs.serve.controller import (
     CALL_S,
+    MOST_ATTEMPTS,
     CallComputed,
     Cancel,
+    CompilationFailed,
     CompileFunction,
     FunctionsCompiled,
     Results,
@@ -23,6 +25,7 @@ from planetary.runs.serve.controller import (
     ServingState,
     Submit,
     UseWeights,
+    retry_after_s,
 )
 from planetary.runs.serve.drawing import next_call
 from planetary.runs.serve.messages import ComputeCall, FunctionsChecked, FurtherFunctions, ServingJob, ServingReady
@@ -234,6 +237,31 @@ def test_function_that_is_lacking_is_compiled_and_used() -> None:
         fabric.compute(session)
     assert len(fabric.got[1]) == 20
     assert len(fabric.compiled) == 2
+
+
+def test_function_that_cannot_be_compiled_is_tried_again() -> None:
+    """After a pause, and not for ever; a text goes on meanwhile."""
+    fabric = Fabric()
+    session = fabric.join("a/0")
+    fabric.post(Submit(SequenceRequest(number=1, prompt=(1, 2), most=20, options=SamplingOptions(seed=1))))
+    fabric.compute(session)
+    failed = next(one for one in fabric.compiled if one.function == "decode_b1_p2")
+    for attempt in range(2, MOST_ATTEMPTS + 1):
+        fabric.post(CompilationFailed(failed))
+        assert fabric.compiled[-1].attempt < attempt
+        pause = retry_after_s(failed.attempt)
+        assert pause is not None
+        deadline = fabric.controller.next_deadline()
+        assert deadline is not None
+        assert deadline <= fabric.now + pause
+        fabric.now += pause
+        fabric.post(e.Tick())
+        failed = fabric.compiled[-1]
+        assert failed == CompileFunction("module", "decode_b1_p2", attempt)
+    fabric.post(CompilationFailed(failed))
+    fabric.now += 1000
+    fabric.post(e.Tick())
+    assert fabric.compiled[-1] is failed
 
 
 def test_a_worker_that_is_ready_with_old_weights_gets_no_call() -> None:

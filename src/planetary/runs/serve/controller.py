@@ -38,6 +38,18 @@ CALL_S = 30.0
 EXTRA_STEPS_S = 0.05
 """So long a worker may compute by itself: a sequence that comes meanwhile waits for it."""
 MOST_EXTRA_STEPS = 15
+MOST_ATTEMPTS = 4
+"""How often a further function is compiled, if it fails."""
+FIRST_RETRY_S = 15.0
+"""Pause after the first failure."""
+
+
+def retry_after_s(attempt: int) -> float | None:
+    """Return the pause after a failed attempt to compile a further function, in seconds; None: it was the last one.
+
+    Most failures are those of the moment, such as too little memory beside other processes.
+    """
+    return None if attempt >= MOST_ATTEMPTS else FIRST_RETRY_S * 4 ** (attempt - 1)
 
 
 class Submit(e.Event, frozen=True):
@@ -84,10 +96,17 @@ class FunctionsCompiled(e.Event, frozen=True):
 
 
 class CompileFunction(e.Instruction, frozen=True):
-    """Compile a further function for the workers with an artifact; answer with `FunctionsCompiled`, if it can be."""
+    """Compile a further function for the workers with an artifact; answer with `FunctionsCompiled`, or this failed."""
 
     artifact: str
     function: str
+    attempt: int = 1
+
+
+class CompilationFailed(e.Event, frozen=True):
+    """A further function could not be compiled."""
+
+    failed: CompileFunction
 
 
 class RefuseFunctions(e.Instruction, frozen=True):
@@ -187,6 +206,7 @@ class ServingController(RunController[ServingDesk, WorkerSession]):
         self._number = 0
         self._times = TaskTimes(CALL_S, FIRST_CALL_S)
         self._wanted: set[tuple[str, str]] = set()  # artifacts, with a function asked for beside theirs
+        self._retries: dict[CompileFunction, float] = {}  # further attempts, with their times
         self._functions: dict[int, set[str]] = {}  # by session, beside the first ones
 
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
@@ -219,6 +239,8 @@ class ServingController(RunController[ServingDesk, WorkerSession]):
                 self._use(event.digest, event.trial)
             case FunctionsCompiled():
                 self._give(event)
+            case CompilationFailed(failed=failed) if (pause := retry_after_s(failed.attempt)) is not None:
+                self._retries[msgspec.structs.replace(failed, attempt=failed.attempt + 1)] = now + pause
             case _:
                 pass
 
@@ -290,6 +312,9 @@ class ServingController(RunController[ServingDesk, WorkerSession]):
                     self._wanted.add((artifact, function))
                     self.desk.out.append(CompileFunction(artifact, function))
             state.lacking.clear()
+        for one in [one for one, at in self._retries.items() if at <= now]:
+            del self._retries[one]
+            self.desk.out.append(one)
 
     def _why_nothing_goes_on(self) -> str:
         return "" if self.scheduler.workers else self.membership.whom_we_wait_for()
@@ -298,7 +323,7 @@ class ServingController(RunController[ServingDesk, WorkerSession]):
         return None
 
     def _deadlines(self) -> Iterable[float | None]:
-        return ()
+        return self._retries.values()
 
     def _waits(self) -> Iterable[Wait]:
         for session, one in self._calls.items():

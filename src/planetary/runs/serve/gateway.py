@@ -40,9 +40,11 @@ from planetary.fleet.protocol.sessions import Phase, WorkerSession
 from planetary.fleet.protocol.status import WorkerState, WorkerStatus
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.controller import (
+    MOST_ATTEMPTS,
     MOST_EXTRA_STEPS,
     CallComputed,
     Cancel,
+    CompilationFailed,
     CompileFunction,
     FunctionsCompiled,
     RefuseFunctions,
@@ -54,6 +56,7 @@ from planetary.runs.serve.controller import (
     ServingState,
     Submit,
     UseWeights,
+    retry_after_s,
 )
 from planetary.runs.serve.drawing import candidates_of
 from planetary.runs.serve.http.endpoint import Endpoint
@@ -390,13 +393,13 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
 
     def _compile_further(self, gateway: Gateway[Any], prepared: PreparedServing, instruction: CompileFunction) -> None:
         (call,) = prepared.shape.calls_of([instruction.function])
-        gateway.work.add(self._compile_call(gateway, prepared, instruction.artifact, call), cancels=True)
+        gateway.work.add(self._compile_call(gateway, prepared, instruction, call), cancels=True)
 
     async def _compile_call(
-        self, gateway: Gateway[Any], prepared: PreparedServing, artifact: str, call: CallSize
+        self, gateway: Gateway[Any], prepared: PreparedServing, instruction: CompileFunction, call: CallSize
     ) -> None:
         """Compile a further function beside the workers, which compute with others until it is there."""
-        target, began = self._targets[artifact], gateway.clock.monotonic()
+        target, began = self._targets[instruction.artifact], gateway.clock.monotonic()
         try:
             async with gateway.compilations.free_compilers:
                 began = gateway.clock.monotonic()
@@ -406,12 +409,15 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
                 published = await self._compile_for(one, target, gateway.options.cache)
         except Exception as error:  # also of the model's own code
             log.exception("compiling %s failed", call.name)
-            gateway.warn(f"{call.name} cannot be compiled; others compute in its place: {error}")
+            pause, tried = retry_after_s(instruction.attempt), f"attempt {instruction.attempt} of {MOST_ATTEMPTS}"
+            again = "" if pause is None else f", and it is tried again in {pause:.0f} s"
+            gateway.warn(f"{call.name} cannot be compiled ({tried}); others compute in its place{again}: {error}")
+            gateway.post(CompilationFailed(instruction))
             return
         finally:
             self._compiling = ""
         await asyncio.to_thread(keep_artifact, gateway.store, prepared.key_of(gateway, call, target), published)
-        gateway.post(prepared.compiled(artifact, call, published))
+        gateway.post(prepared.compiled(instruction.artifact, call, published))
         log.info("%s is compiled, after %.0f s", call.name, gateway.clock.monotonic() - began)
 
     def _send_tokens(self, instruction: SendTokens) -> None:

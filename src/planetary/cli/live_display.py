@@ -34,6 +34,9 @@ class ScreenObserver:
             print(f"run {self._folder}, dashboard {announcement.dashboard}", flush=True)
         self._screen = open_screen()
 
+    def lost(self, reason: str) -> None:
+        """A training's gateway is not started again."""
+
     async def look(self) -> None:
         """Show the newest status."""
         # The gateway may end between two looks, and a busy one may answer late; the next look shows more.

@@ -33,6 +33,11 @@ class ServingLines:
         self._read = status_source(announcement.dashboard)
         self._print(f"dashboard {announcement.dashboard}")
 
+    def lost(self, reason: str) -> None:
+        """The next gateway has news of its own."""
+        self._print(reason)
+        self._ready, self._notes, self._stage = False, 0, ""
+
     async def look(self) -> None:
         """Print the news."""
         if self._read is None:

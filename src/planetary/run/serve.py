@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from planetary.core.config import Config, config_from_tables, load_config
 from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.toml import toml_value
@@ -66,6 +68,9 @@ class _Readiness:
 
     def listening(self, announcement: Announcement) -> None:
         self._read = status_source(announcement.dashboard)
+
+    def lost(self, reason: str) -> None:
+        self.status = msgspec.structs.replace(self.status, state="waiting", stage=reason)
 
     async def look(self) -> None:
         import asyncio
@@ -327,7 +332,7 @@ def serve(
     folder = (
         Path(run_dir).absolute() if run_dir is not None else Path(scratch.name if scratch else "") / config.run.name
     )
-    server = Server(config, LocalRunOptions(folder=folder, cache=cache_folder(cache)), scratch)
+    server = Server(config, LocalRunOptions(folder=folder, cache=cache_folder(cache), keeps_gateway=True), scratch)
     return server.wait() if wait else server
 
 

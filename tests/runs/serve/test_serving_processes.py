@@ -9,13 +9,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import psutil
 import pytest
 from serving_run import write_run
 
+from planetary.artifacts.adapter_folder import write_adapter
 from planetary.cli.main import main
 from planetary.runs.serve.scheduling.sampling import choice_seed
 
@@ -60,6 +63,13 @@ class Server:
             except psutil.Error:
                 continue
         return found
+
+    def gateway(self) -> int:
+        """Return the gateway's process; 0: there is none now."""
+        for child in psutil.Process(self.process.pid).children():
+            if "gateway" in " ".join(child.cmdline()[1:5]):
+                return child.pid
+        return 0
 
     def close(self) -> int:
         """Stop as Ctrl+C does; return the exit status."""
@@ -133,3 +143,57 @@ def test_a_newer_checkpoint_is_served_without_a_failed_request(server: Server) -
         assert time.monotonic() < end, server.lines()
         texts.append(client.completions.create(**asked).choices[0].text)
     assert httpx.get(f"{server.url}/models").json()["data"][0]["version"] == 2
+
+
+def test_lost_or_hanging_gateway_answers_again_by_itself(tmp_path: Path) -> None:
+    """Killed in the middle of a stream, and stopped: no client hangs, and later texts of base and adapter are equal."""
+    write_run(tmp_path / "noise", 1, seed=1)
+    rng, layer = np.random.default_rng(0), "blocks.1.mlp.up"
+    values = {f"{layer}.lora_A.weight": (4, 32), f"{layer}.lora_B.weight": (128, 4)}
+    tensors = {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in values.items()}
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [layer]}
+    (tmp_path / "style").mkdir()
+    write_adapter(tmp_path / "style", config, {name: name for name in tensors}, tensors, {})
+    server = Server(tmp_path / "noise", tmp_path, "--adapter", f"style={tmp_path / 'style'}")
+    try:
+        client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=20)
+
+        def text(model: str) -> str:
+            asked: Any = {"model": model, "prompt": "Again", "max_tokens": 20, "temperature": 0.0}
+            return client.completions.create(**asked, extra_body={"ignore_eos": True}).choices[0].text
+
+        def kill_in_stream(process: int) -> None:
+            asked: Any = {"model": "style", "prompt": "a", "max_tokens": 230, "stream": True}
+            for pieces, _ in enumerate(client.completions.create(**asked, extra_body={"ignore_eos": True})):
+                if pieces == 3:
+                    os.kill(process, signal.SIGKILL)
+
+        answers: set[tuple[int, str]] = set()
+
+        def later() -> list[str]:
+            """Return both texts, once they are answered."""
+            end = time.monotonic() + 180
+            while time.monotonic() < end:
+                try:
+                    return [text("noise"), text("style")]
+                except openai.APIStatusError as error:
+                    answers.add((error.status_code, error.response.headers["retry-after"]))
+                except openai.APIConnectionError:  # also a time-out
+                    pass
+                time.sleep(0.2)
+            raise AssertionError("\n".join(server.lines()))
+
+        before, first = [text("noise"), text("style")], server.gateway()
+        assert before[0] != before[1]
+        with pytest.raises((httpx.HTTPError, openai.APIError)):
+            kill_in_stream(first)
+        assert later() == before
+        second = server.gateway()
+        assert second not in (0, first)
+        os.kill(second, signal.SIGSTOP)
+        assert later() == before
+        assert server.gateway() not in (0, first, second)
+        assert answers <= {(503, "1")}
+        assert sum("started again" in line for line in server.lines()) == 2
+    finally:
+        assert server.close() == 0

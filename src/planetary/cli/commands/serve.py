@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="planetary-serve-") as scratch:
         place = Path(scratch) if config.run.dir == RunConfig().dir else Path(config.run.dir)
         folder = args.run_dir or place / config.run.name
-        options = LocalRunOptions(folder=folder, cache=cache_folder(args.cache))
+        options = LocalRunOptions(folder=folder, cache=cache_folder(args.cache), keeps_gateway=True)
         stopped = asyncio.run(run_until_signal(LocalRun(config, options, ServingLines(config.of(ServeConfig).keys))))
         print(stopped.replace("SIGINT", "Ctrl+C"), flush=True)
     return EXIT_OK

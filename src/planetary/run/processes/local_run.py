@@ -1,13 +1,17 @@
 """A run whose processes are all on this machine: starts them, follows them, and ends them in order.
 
-The node manager is started again when it is killed, and the run ends with the reason when it gives up.
+The node manager is started again when it is killed, and the run ends with the reason when it gives up. The gateway of a
+served model is started again when it is killed or hangs. A training goes on with `--resume`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import tempfile
+import urllib.error
+import urllib.parse
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal, Protocol
@@ -17,9 +21,13 @@ import msgspec
 from planetary.core.config import Config, to_toml
 from planetary.core.errors import PeerError, PlanetaryError, ResourceError
 from planetary.core.exit_status import describe_exit
+from planetary.fleet.gateway.run_files import has_run
 from planetary.fleet.shell.child import Child
 from planetary.fleet.shell.starts import ManagerStart, start_command, write_start
+from planetary.fleet.supervisor.restarts import Restarts
+from planetary.net.http_opener import opener_for
 from planetary.run.processes.announcement import Announcement, read_announcement, read_failure
+from planetary.runs.serve.config import ServeConfig
 from planetary.runtime.backends import CPU_BACKENDS, check_device, require_backend
 from planetary.runtime.host import usable_cores
 
@@ -87,16 +95,18 @@ class LocalNode:
     """A node manager for as long as the run lasts.
 
     Attributes:
+        kept: done when it has ended for good.
         failure: why it gave up, in the node manager's words; "" while it works.
     """
 
     def __init__(self, start: StartRole, manager: ManagerStart, logs: Path) -> None:
-        """`logs` is the folder of the log."""
+        """Start it. `logs` is the folder of the log."""
         self._start, self._manager, self._log = start, manager, logs / LOG
         self._child: Child | None = None
         self.failure = ""
+        self.kept = asyncio.ensure_future(self._keep())
 
-    async def keep(self) -> None:
+    async def _keep(self) -> None:
         """Start it, again and again while it is killed, and return when it has ended by itself."""
         while True:
             try:
@@ -112,6 +122,7 @@ class LocalNode:
 
     async def end(self, within_s: float) -> None:
         """Wait for the end, which the gateway's last message brings, a third of `within_s`; then end it."""
+        self.kept.cancel()
         if self._child is not None:
             with contextlib.suppress(PlanetaryError):
                 try:
@@ -135,6 +146,12 @@ START_LIMIT_S = 60.0  # time for the gateway's process to listen
 LOOK_EVERY_S = 0.25
 STOP_LIMIT_S = 4.0  # time for all processes to end after a stop
 
+PROBE_S = 5.0  # pause between two health probes of a gateway, and limit of each
+MOST_MISSED = 6  # unanswered probes in a row after which a gateway hangs
+HEALTHY_AFTER_S = 60.0  # a gateway that lived for so long had no failed start
+MOST_FAILED_STARTS = 5  # in a row; then the run ends
+PAUSES_S = 1.0, 20.0  # shortest and longest pause between two starts
+
 Outcome = Literal["finished", "stopped"]
 
 
@@ -148,6 +165,7 @@ class LocalRunOptions(msgspec.Struct, frozen=True, kw_only=True):
     forgive: tuple[str, ...] = ()  # workers whose ban a resumed run forgets
     plain: bool = False  # no TLS between the processes
     dashboard_port: int = 0  # 0: any
+    keeps_gateway: bool = False  # start a gateway again that was killed or hangs, at the same addresses
 
 
 class RunObserver(Protocol):
@@ -155,6 +173,10 @@ class RunObserver(Protocol):
 
     def listening(self, announcement: Announcement) -> None:
         """The gateway listens."""
+        ...
+
+    def lost(self, reason: str) -> None:
+        """The gateway was lost, and is started again; `listening` follows."""
         ...
 
     async def look(self) -> None:
@@ -177,6 +199,14 @@ class LocalRun:
         self._logs = options.folder / "logs"
         self._scratch = Path()  # folder of the files that the processes are started with
         self._children: list[Child] = []
+        self._restarts = Restarts(
+            "gateway",
+            first_s=PAUSES_S[0],
+            limit_s=PAUSES_S[1],
+            healthy_after_s=HEALTHY_AFTER_S,
+            final_codes=frozenset(range(1, 256)),  # it told the reason
+        )
+        self._failed_starts = 0
 
     async def run(self) -> Outcome:
         """Run to the end, or until `stop`.
@@ -189,18 +219,32 @@ class LocalRun:
         with tempfile.TemporaryDirectory(prefix="planetary-") as scratch:
             self._scratch = Path(scratch)
             announced_in = self._scratch / "announcement"
-            gateway = await self._start_gateway(announced_in)
             node: LocalNode | None = None
+            code, again = 0, True
             try:
-                announcement = await self._announced(gateway, announced_in)
-                if announcement is not None:
-                    if self._observer is not None:
-                        self._observer.listening(announcement)
-                    place = (self._options.folder, self._options.cache)
-                    node = LocalNode(self._start, node_start(self._config, announcement, *place), self._logs)
-                    await self._follow(gateway, node)
+                while again:
+                    began = asyncio.get_running_loop().time()
+                    gateway = await self._start_gateway(announced_in)
+                    announcement, hangs = None, False
+                    try:
+                        announcement = await self._announced(gateway, announced_in)
+                        if announcement is not None:
+                            if self._observer is not None:
+                                self._observer.listening(announcement)
+                            if node is None:
+                                self._keep_addresses(announcement)
+                                start = node_start(
+                                    self._config, announcement, self._options.folder, self._options.cache
+                                )
+                                node = LocalNode(self._start, start, self._logs)
+                            hangs = await self._follow(gateway, node, announcement.dashboard)
+                    finally:
+                        if hangs:
+                            gateway.kill()
+                        code = await gateway.end(STOP_LIMIT_S)  # first, so it can close the sessions
+                    lived_s = asyncio.get_running_loop().time() - began
+                    again = node is not None and not node.failure and await self._is_started_again(code, lived_s, hangs)
             finally:
-                code = await gateway.end(STOP_LIMIT_S)  # first, so it can close the sessions
                 if node is not None:
                     await node.end(STOP_LIMIT_S * 3 / 4)
             if self._observer is not None:
@@ -222,10 +266,36 @@ class LocalRun:
         for child in self._children:
             child.kill()
 
+    async def _is_started_again(self, code: int, lived_s: float, hangs: bool) -> bool:
+        """Whether a gateway that ended is started again, after a pause."""
+        pause = self._restarts.pause_after(code, lived_s) if self._options.keeps_gateway else None
+        self._failed_starts = 1 if lived_s >= HEALTHY_AFTER_S else self._failed_starts + 1
+        if self._stop.is_set() or pause is None or self._failed_starts > MOST_FAILED_STARTS:
+            return False
+        why = f"does not answer for {MOST_MISSED * PROBE_S:.0f} s" if hangs else describe_exit(code)
+        if self._observer is not None:
+            self._observer.lost(f"the gateway {why}: it is started again, and clients may try again")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._stop.wait()
+        self._options = msgspec.structs.replace(self._options, resume=has_run(self._options.folder))
+        return not self._stop.is_set()
+
+    def _keep_addresses(self, announcement: Announcement) -> None:
+        """Have later gateways listen where the first one does, which clients and workers know."""
+        fabric = msgspec.structs.replace(self._config.fabric, port=announcement.port)
+        dashboard = urllib.parse.urlsplit(announcement.dashboard).port or 0
+        self._options = msgspec.structs.replace(self._options, dashboard_port=dashboard)
+        self._config = msgspec.structs.replace(self._config, fabric=fabric)
+        if announcement.endpoint:
+            port = urllib.parse.urlsplit(announcement.endpoint).port or 0
+            self._config = self._config.having(msgspec.structs.replace(self._config.of(ServeConfig), port=port))
+
     # --- processes --------------------------------------------------------------------------------------------
 
     async def _start_gateway(self, announced_in: Path) -> Child:
         options = self._options
+        announced_in.unlink(missing_ok=True)
         start = GatewayStart(
             config=to_toml(self._config),
             folder=str(options.folder),
@@ -263,19 +333,24 @@ class LocalRun:
             ended.cancel()
         return announcement
 
-    async def _follow(self, gateway: Child, node: LocalNode) -> None:
-        """Let the observer look until the gateway ends, the run is to stop, or the node manager gives up."""
+    async def _follow(self, gateway: Child, node: LocalNode, dashboard: str) -> bool:
+        """Let the observer look until the gateway ends, the run is to stop, or the node manager gives up.
+
+        Returns whether the gateway hangs.
+        """
         ended = asyncio.ensure_future(gateway.wait())
         stopping = asyncio.ensure_future(self._stop.wait())
-        kept = asyncio.ensure_future(node.keep())
+        hanging = asyncio.ensure_future(_hangs(f"{dashboard.rstrip('/')}/healthz"))
+        waiters = {ended, stopping, *((hanging,) if self._options.keeps_gateway else ())}
         try:
-            while not (ended.done() or stopping.done() or node.failure):
+            while not any(one.done() for one in waiters) and not node.failure:
                 if self._observer is not None:
                     await self._observer.look()
-                waiters = {ended, stopping} if kept.done() else {ended, stopping, kept}
-                await asyncio.wait(waiters, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                kept = () if node.kept.done() else (node.kept,)
+                await asyncio.wait({*waiters, *kept}, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            return hanging in waiters and hanging.done() and not ended.done()
         finally:
-            for waiter in (ended, stopping, kept):
+            for waiter in (ended, stopping, hanging):
                 waiter.cancel()
 
     def _error_of(self, announced_in: Path, code: int) -> PlanetaryError:
@@ -283,3 +358,22 @@ class LocalRun:
         if failure is None:
             return PeerError(f"the gateway {describe_exit(code)}; its log is {self._logs / 'gateway.log'}")
         return failure.error()
+
+
+async def _hangs(url: str) -> None:
+    """Return when so many health probes in a row had no answer."""
+    missed = 0
+    while missed < MOST_MISSED:
+        began = asyncio.get_running_loop().time()
+        try:
+            await asyncio.to_thread(_probe, url)
+            missed = 0
+        except (OSError, http.client.HTTPException):
+            missed += 1
+        await asyncio.sleep(max(0.0, PROBE_S - (asyncio.get_running_loop().time() - began)))
+
+
+def _probe(url: str) -> None:
+    """Raises `OSError` for no answer in time."""
+    with contextlib.suppress(urllib.error.HTTPError), opener_for(url).open(url, timeout=PROBE_S):
+        pass

@@ -27,6 +27,9 @@ class RoundObserver:
         """Keep the dashboard's address."""
         self.dashboard = announcement.dashboard
 
+    def lost(self, reason: str) -> None:
+        """A training's gateway is not started again."""
+
     async def look(self) -> None:
         """Report the rounds that ended since the last look, and those trained again."""
         path = self._folder / METRICS

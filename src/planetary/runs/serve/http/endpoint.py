@@ -20,7 +20,7 @@ from planetary.data.chat.renderer import ChatRenderer
 from planetary.net.addresses import is_local_name
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http import answers
-from planetary.runs.serve.http.generation import Generation, embedding_of
+from planetary.runs.serve.http.generation import RETRY, Generation, embedding_of
 from planetary.runs.serve.http.grammar import Grammars
 from planetary.runs.serve.http.interfaces import anthropic, responses
 from planetary.runs.serve.http.interfaces.answer_form import AnswerForm
@@ -57,7 +57,6 @@ from planetary.web.router import EVENTS, HTML, Caller, Media, operation
 log = logging.getLogger(__name__)
 
 MOST_BODY = 16 << 20  # bytes
-RETRY_S = 1
 METRICS = "text/plain; version=0.0.4"
 _OF_MODEL: Mapping[str, Any] = {"group": "model", "scope": Scope.READ, "refuses": (404, 429, 503)}
 _PAGE_HEADERS = {
@@ -128,7 +127,7 @@ class Endpoint:
     def _loaded(self) -> ServedModel:
         model = self._service.model
         if model is None or self._service.shape is None:
-            raise ApiError(503, f"not ready yet: {self._service.why_not_ready}", code="not_ready", headers=_retry())
+            raise ApiError(503, f"not ready yet: {self._service.why_not_ready}", code="not_ready", headers=RETRY)
         return model
 
     def _named(self, name: str | None) -> ServedModel:
@@ -221,7 +220,7 @@ class Endpoint:
     async def check_ready(self) -> dict[str, str]:
         """Answer 200 while requests are answered, as vLLM's and llama.cpp's `/health` does."""
         if not self._service.is_ready:
-            raise ApiError(503, self._service.why_not_ready, code="not_ready", headers=_retry())
+            raise ApiError(503, self._service.why_not_ready, code="not_ready", headers=RETRY)
         return {"status": "ready"}
 
     @operation("GET", "/metrics", **_OF_MODEL)
@@ -353,7 +352,7 @@ class Endpoint:
                 code="chat_template_failed",
             ) from None
         except ResourceError as error:
-            raise ApiError(503, str(error), code="unavailable", headers=_retry()) from None
+            raise ApiError(503, str(error), code="unavailable", headers=RETRY) from None
 
     # --- embeddings -------------------------------------------------------------------------------------------
 
@@ -468,7 +467,7 @@ class Endpoint:
                 429,
                 f"{self._service.waiting} texts wait already; {self._options.queue} may",
                 code="queue_full",
-                headers=_retry(),
+                headers=RETRY,
             )
 
     def _generation(
@@ -516,7 +515,3 @@ async def _given_out(generation: Generation, form: AnswerForm, *, is_streamed: b
             await pieces.aclose()  # type: ignore[attr-defined]
 
     return StreamingResponse(events(), media_type=EVENTS, headers={"cache-control": "no-cache"})
-
-
-def _retry() -> dict[str, str]:
-    return {"retry-after": str(RETRY_S)}

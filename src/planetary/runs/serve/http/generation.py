@@ -21,6 +21,9 @@ from planetary.web.api_errors import ApiError
 
 log = logging.getLogger(__name__)
 
+RETRY = {"retry-after": "1"}
+"""Headers of an answer after which a request may be sent again."""
+
 
 @dataclass(frozen=True)
 class ChoicePiece:
@@ -136,7 +139,7 @@ class Generation:
             while left:
                 one = await found.get()
                 if isinstance(one, Exception):
-                    raise ApiError(503, str(one), code="unavailable")
+                    raise ApiError(503, str(one), code="unavailable", headers=RETRY)
                 if not self._still_allowed():
                     raise ApiError(401, "the key was revoked", code="invalid_api_key")
                 left -= bool(one.reason)
@@ -222,5 +225,5 @@ async def embedding_of(service: Service, request: SequenceRequest) -> np.ndarray
             if output.embedding is not None:
                 return output.embedding
     except ClosedError as error:
-        raise ApiError(503, str(error), code="unavailable") from None
+        raise ApiError(503, str(error), code="unavailable", headers=RETRY) from None
     raise ApiError(500, "the text ended without an embedding", code="internal_error")

@@ -54,6 +54,7 @@ TASKS: Registry[Any] = Registry(
     "planetary.runs.rl.environments.tasks:Task",
     ["planetary.runs.rl.environments.tasks"],
     apart=True,
+    families={"verifiers": "planetary.runs.rl.environments.verifiers_task:environment_task"},
 )
 
 METRICS: Registry[Any] = Registry(

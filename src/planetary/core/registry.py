@@ -19,7 +19,7 @@ import importlib
 import importlib.metadata
 import pkgutil
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Generic, TypeVar, cast
@@ -66,11 +66,20 @@ class Registry(Generic[T]):
     Attributes:
         kind: in words: "codec".
         group: of the entry points.
+        families: the "module:function" of each family, whose function makes a class of the text behind `family:`.
         apart: whether a user's class runs in separate processes only, so that the gateway does not run the file.
     """
 
     def __init__(
-        self, kind: str, group: str, base: str, modules: Sequence[str], but: Sequence[str] = (), *, apart: bool = False
+        self,
+        kind: str,
+        group: str,
+        base: str,
+        modules: Sequence[str],
+        but: Sequence[str] = (),
+        *,
+        apart: bool = False,
+        families: Mapping[str, str] | None = None,
     ) -> None:
         """Nothing is imported before a name is looked up.
 
@@ -81,9 +90,9 @@ class Registry(Generic[T]):
                 `of_function`, a function may stand in place of a class.
             modules: of the built-in classes; "package.*" are all modules in a package.
             but: modules of the package that are not imported.
-            apart: as the attribute.
+            apart, families: as the attributes.
         """
-        self.kind, self.group, self.apart = kind, group, apart
+        self.kind, self.group, self.apart, self.families = kind, group, apart, families or {}
         self._base, self._modules, self._but = base, tuple(modules), tuple(but)
 
     @functools.cached_property
@@ -107,10 +116,10 @@ class Registry(Generic[T]):
 
         `also`: values that stand beside the names.
         """
-        if name in also or _PLACE.fullmatch(name) or _PINNED.fullmatch(name):
+        if name in also or _PLACE.fullmatch(name) or _PINNED.fullmatch(name) or self._family(name):
             return
         if name not in self.built_in and name not in self.names():
-            known = [*also, *self.names()]
+            known = [*also, *self.names(), *(f"{family}:NAME" for family in self.families)]
             raise UserError(
                 f"unknown {self.kind} {name!r}{did_you_mean(name, known)} There are {', '.join(known)}; others are "
                 f"entry points of the group {self.group!r}, and {OWN}"
@@ -135,6 +144,9 @@ class Registry(Generic[T]):
         if place := _PLACE.fullmatch(name):
             path = Path(place["file"])
             return self._class(vars(load_text(path.name, _read(path), folder=path.parent)).get(place["name"]), name)
+        if family := self._family(name):
+            module, _, function = family.partition(":")
+            return cast("type[T]", getattr(importlib.import_module(module), function)(name.partition(":")[2]))
         if name in self.built_in:
             return self.built_in[name]
         self.check_name(name)
@@ -179,6 +191,11 @@ class Registry(Generic[T]):
                 f"{self.kind} {chosen.name}: it cannot be made with {shown or 'no arguments'}: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+    def _family(self, name: str) -> str:
+        """Return the function of a name's family; "": the name is in none."""
+        head, colon, _ = name.partition(":")
+        return self.families.get(head, "") if colon else ""
 
     def _class(self, found: Any, name: str) -> type[T]:
         module, _, base_name = self._base.partition(":")

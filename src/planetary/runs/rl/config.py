@@ -21,7 +21,8 @@ class RlConfig(KindSection, frozen=True):
     paths: ClassVar[tuple[str, ...]] = ("prompts", "start", "teacher")
 
     # the rewarded task: six letters "reverse"d, two numbers "add"ed, six digits "sort"ed, a number to be made
-    # ("countdown"), or a task of your own; empty: this is no reinforcement learning
+    # ("countdown"), "verifiers:ENV" with the package of an environment of the library verifiers, or a task of your own;
+    # empty: this is no reinforcement learning
     task: Annotated[str, extension("task", "")] = ""
     # file of prompts (.jsonl, .csv, parquet) with the field "prompt" or chats with "messages", maybe "answer", and the
     # reward's fields; empty: the task makes them

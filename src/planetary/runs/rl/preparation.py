@@ -111,12 +111,11 @@ def prepare_policy(
         CompileError: the model cannot be lowered, or the loss or gradients are not those of JAX.
     """
     check_keys(config)
-    tools = check_environment(config.of(RlConfig).task, judge_limits(config))
+    rl = config.of(RlConfig)
+    tools, listed = check_environment(rl.task, judge_limits(config))
     if tools:
-        check_tools(tools, f"task {config.of(RlConfig).task}")
-    problems = problems_of(
-        config.of(RlConfig).task, config.of(RlConfig).prompts, config.run.seed, config.of(RlConfig).held_out, tools
-    )
+        check_tools(tools, f"task {rl.task}")
+    problems = problems_of(rl.task, rl.prompts, config.run.seed, rl.held_out, tools=tools, listed=listed)
     stage("loading the policy")
     model = load_folder(Path(config.of(RlConfig).start)) if config.of(RlConfig).start else load(config)
     shape = shape_of(model, config)

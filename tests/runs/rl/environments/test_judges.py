@@ -15,6 +15,7 @@ from planetary.core.errors import UserError
 from planetary.runs.rl.environments.judge_process import Case
 from planetary.runs.rl.environments.judges import JudgeLimits, JudgeProcesses, check_environment
 from planetary.runs.rl.environments.judging import Judged
+from planetary.runs.rl.environments.tasks import Problem
 
 pytestmark = pytest.mark.processes
 
@@ -140,9 +141,10 @@ def test_calls_of_tools_run_in_the_process(tmp_path: Path) -> None:
     """An answer is a message, what a call raises is its text, and a dialogue that is over is judged."""
     path = tmp_path / "tools.py"
     path.write_text(
-        f"{TASK}import os\n"
+        f"{TASK}from planetary.extend import Problem\nimport os\n"
         "class Reward(Task):\n"
         "    tools = [{'type': 'function', 'function': {'name': 'process'}}]\n"
+        "    def problems(self): return [Problem([{'role': 'user', 'content': 'a'}], '', {})]\n"
         "    def judge(self, prompt, completions, meta): return float(len(completions))\n"
         "    def call(self, name, arguments, meta): return f'{os.getpid()} {arguments[\"x\"]}'\n"
     )
@@ -167,4 +169,6 @@ def test_calls_of_tools_run_in_the_process(tmp_path: Path) -> None:
     assert failed.messages is not None
     assert failed.messages[0]["content"] == "KeyError: 'x'"
     assert over == Judged(reward=2.0)
-    assert check_environment(f"{path}:Reward", JudgeLimits(1, 5.0, 2 << 30))[0]["function"]["name"] == "process"
+    (tool,), problems = check_environment(f"{path}:Reward", JudgeLimits(1, 5.0, 2 << 30))
+    assert tool["function"]["name"] == "process"
+    assert problems == (Problem([{"role": "user", "content": "a"}], "", {}, []),)

@@ -18,7 +18,7 @@ import msgspec
 
 from planetary.core.errors import UserError
 from planetary.runs.rl.environments.judging import Judged, task_of, verdict_of
-from planetary.runs.rl.environments.tasks import Task
+from planetary.runs.rl.environments.tasks import Problem, Task
 
 MOST_OUTPUT = 16 << 20
 """Bytes an environment may write into one file."""
@@ -46,18 +46,21 @@ class Request(msgspec.Struct, frozen=True):
 
     Attributes:
         ticket: random text the answer repeats.
+        wants_problems: whether the answer to the first one has the task's own set of prompts.
     """
 
     ticket: str
     case: Case | None = None
+    wants_problems: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A line from the process; `tools`: of the task, in the first one."""
+    """A line from the process; `tools` and `problems`: of the task, in the first one."""
 
     ticket: str
     verdict: Judged
     tools: tuple[dict[str, Any], ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 def limit(memory_bytes: int) -> None:
@@ -99,9 +102,7 @@ def loaded(name: str) -> tuple[Task | None, str]:
 def judged(task: Task, case: Case) -> Judged:
     """Return the verdict on a case; an exception of the environment is a problem of the case."""
     try:
-        if case.is_over:
-            return verdict_of(task.judge(case.prompt, case.completions, case.meta))
-        return verdict_of(task.follow(case.prompt, case.completions, case.meta, case.chat))
+        return verdict_of(task.follow(case.prompt, case.completions, case.meta, case.chat, is_over=case.is_over))
     except BaseException as error:  # noqa: BLE001 - SystemExit, too: it costs this rollout only
         return Judged(problem=f"it raised {type(error).__name__}: {str(error)[:200]}")
 
@@ -127,8 +128,11 @@ def main() -> None:
                 os._exit(1)  # the environment has forked, and this is the copy: one of them answers
             if has_children():
                 verdict = Judged(problem=LEFT_RUNNING)
-            tools = tuple(map(dict, task.tools)) if task is not None and request.case is None else ()
-            data = msgspec.json.encode(Answer(request.ticket, verdict, tools)) + b"\n"
+            answer = Answer(request.ticket, verdict)
+            if task is not None and request.case is None:
+                problems = tuple(task.problems()) if request.wants_problems else ()
+                answer = Answer(request.ticket, verdict, tuple(map(dict, task.tools)), problems)
+            data = msgspec.json.encode(answer) + b"\n"
             while data:
                 data = data[os.write(answers, data) :]
 

@@ -19,11 +19,14 @@ from planetary.core.errors import UserError
 from planetary.core.exit_status import describe_exit
 from planetary.runs.rl.environments.judge_process import LEFT_RUNNING, Answer, Case, Request
 from planetary.runs.rl.environments.judging import Judged
+from planetary.runs.rl.environments.tasks import Problem
 
 START_S = 60.0
 """A process may import the libraries of the environment."""
 MOST_ANSWER = 1 << 20
 """Bytes of an answer, of which a reply is the most."""
+MOST_PROBLEMS = 1 << 28
+"""Bytes of the prompts that a task has of its own."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,17 @@ class _JudgeProcess:
 
     Attributes:
         cases: number of completions it has judged.
-        tools: of the task.
+        loaded: the first answer.
     """
 
-    tools: tuple[dict[str, Any], ...] = ()
+    loaded: Answer
 
     def __init__(self, process: asyncio.subprocess.Process, send: int, reader: asyncio.StreamReader) -> None:
         self._process, self._send, self._reader = process, send, reader
         self.cases = 0
 
     @classmethod
-    async def start(cls, task: str, limits: JudgeLimits) -> _JudgeProcess:
+    async def start(cls, task: str, limits: JudgeLimits, *, wants_problems: bool = False) -> _JudgeProcess:
         requests, send = os.pipe()
         receive, answers = os.pipe()
         arguments = (task, str(requests), str(answers), str(limits.memory_bytes))
@@ -77,12 +80,12 @@ class _JudgeProcess:
         )
         os.close(requests)
         os.close(answers)
-        reader = asyncio.StreamReader(limit=MOST_ANSWER)
+        reader = asyncio.StreamReader(limit=MOST_PROBLEMS if wants_problems else MOST_ANSWER)
         file = os.fdopen(receive, "rb", buffering=0)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
         made = cls(process, send, reader)
         try:
-            loaded = await made._ask(None, START_S)
+            loaded = await made._ask(None, START_S, wants_problems=wants_problems)
         except TimeoutError:
             await made.end()
             raise UserError(f'rl.task = "{task}": the environment was not loaded within {START_S:g} s') from None
@@ -95,7 +98,7 @@ class _JudgeProcess:
         if loaded.verdict.problem:
             await made.end()
             raise UserError(loaded.verdict.problem)
-        made.tools = loaded.tools
+        made.loaded = loaded
         return made
 
     async def judge(self, case: Case, seconds: float) -> Judged | None:
@@ -109,8 +112,8 @@ class _JudgeProcess:
         self.cases += 1
         return None if answer is None else answer.verdict
 
-    async def _ask(self, case: Case | None, seconds: float) -> Answer | None:
-        request = Request(secrets.token_hex(16), case)
+    async def _ask(self, case: Case | None, seconds: float, *, wants_problems: bool = False) -> Answer | None:
+        request = Request(secrets.token_hex(16), case, wants_problems)
         async with asyncio.timeout(seconds):
             try:
                 await asyncio.to_thread(os.write, self._send, msgspec.json.encode(request) + b"\n")
@@ -244,17 +247,17 @@ class JudgeProcesses:
         await process.end()
 
 
-def check_environment(task: str, limits: JudgeLimits) -> tuple[dict[str, Any], ...]:
-    """Load an environment in a separate process, within the limits, end the process, and return the task's tools. Not
-    for an event loop.
+def check_environment(task: str, limits: JudgeLimits) -> tuple[tuple[dict[str, Any], ...], tuple[Problem, ...]]:
+    """Load an environment in a separate process, within the limits, and end the process. Return the task's tools, and
+    the prompts it has of its own. Not for an event loop.
 
     Raises:
         UserError: there is no such task, it cannot be loaded, or it does not take the arguments of a reward.
     """
 
-    async def check() -> tuple[dict[str, Any], ...]:
-        process = await _JudgeProcess.start(task, limits)
+    async def check() -> tuple[tuple[dict[str, Any], ...], tuple[Problem, ...]]:
+        process = await _JudgeProcess.start(task, limits, wants_problems=True)
         await process.end()
-        return process.tools
+        return process.loaded.tools, process.loaded.problems
 
     return asyncio.run(check())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -57,12 +57,14 @@ class DrawnProblems:
         return _offering(self._task.problem(np.random.default_rng((0, _HELD_OUT, number))), self._tools)
 
 
-class FileProblems:
-    """Prompts of a file, in another order each time all have been taken."""
+class ListedProblems:
+    """Prompts of a set, in another order each time all have been taken."""
 
-    def __init__(self, source: str, seed: int, held_out: int, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Read all. Raises `UserError` for a file without prompts, with too few, or with texts and chats."""
-        rows = [_offering(_problem(row, i, source), tools) for i, row in enumerate(rows_of(source), start=1)]
+    def __init__(
+        self, source: str, found: Iterable[Problem], seed: int, held_out: int, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Raise `UserError` for no prompts, too few, or texts and chats. `source`: of the prompts, for error texts."""
+        rows = [_offering(problem, tools) for problem in found]
         if len({isinstance(row.prompt, str) for row in rows}) > 1:
             raise UserError(f"{source} has prompts that are texts and prompts that are messages: expected one kind")
         if len(rows) <= held_out:
@@ -88,7 +90,15 @@ class FileProblems:
         return self._held[number]
 
 
-def problems_of(task: str, source: str, seed: int, held_out: int, tools: Sequence[Mapping[str, Any]] = ()) -> Problems:
+def problems_of(
+    task: str,
+    source: str,
+    seed: int,
+    held_out: int,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    listed: Sequence[Problem] = (),
+) -> Problems:
     """Return the prompts of a run.
 
     Args:
@@ -97,12 +107,16 @@ def problems_of(task: str, source: str, seed: int, held_out: int, tools: Sequenc
         seed: of the run.
         held_out: how many prompts are evaluated.
         tools: of the task, which prompts without tools offer.
+        listed: prompts that the task has of its own, if any.
 
     Raises:
         UserError: the task makes no prompts and there is no file, or the file has no usable prompts.
     """
     if source:
-        return FileProblems(source, seed, held_out, tools)
+        rows = (_problem(row, i, source) for i, row in enumerate(rows_of(source), start=1))
+        return ListedProblems(source, rows, seed, held_out, tools)
+    if listed:
+        return ListedProblems(f"task {task}", listed, seed, held_out, tools)
     made: Task = TASKS.make(Chosen(task))
     if type(made).problem is Task.problem:
         raise UserError(f'rl.task = "{task}" makes no prompts (problem), so it needs rl.prompts, a file of prompts')

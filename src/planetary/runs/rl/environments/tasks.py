@@ -71,6 +71,10 @@ class Task(ABC):
         """Return a prompt, a function of the random numbers."""
         raise NotImplementedError
 
+    def problems(self) -> Sequence[Problem]:
+        """Return a fixed set of prompts, in place of `problem`. `rl.held_out` of them are never trained on."""
+        return ()
+
     @abstractmethod
     def judge(self, prompt: Any, completions: Sequence[str], meta: Mapping[str, Any]) -> float | str:
         """Return the reward of a dialogue, or the text that follows, after which the policy goes on. In a chat the text
@@ -98,12 +102,17 @@ class Task(ABC):
         completions: Sequence[str],
         meta: Mapping[str, Any],
         chat: Sequence[Mapping[str, Any]],
+        *,
+        is_over: bool = False,
     ) -> float | str | list[dict[str, Any]]:
         """Return the answers to the calls in the last message of a chat; without calls the result of `judge`.
 
-        `chat` has the messages of prompt, completions and replies; it is empty where the prompt is a text.
+        Args:
+            prompt, completions, meta: as of `judge`.
+            chat: messages of prompt, completions and replies; empty where the prompt is a text.
+            is_over: whether nothing can follow, as the context is full.
         """
-        calls = chat[-1].get("tool_calls") or () if chat else ()
+        calls = chat[-1].get("tool_calls") or () if chat and not is_over else ()
         if not calls or sum(bool(one.get("tool_calls")) for one in chat) > self.most_calls:
             return self.judge(prompt, completions, meta)
         answers = [(one, self._answer(one["function"], meta)) for one in calls]

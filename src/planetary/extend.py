@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from planetary.monitor.sinks.sink import Sink
     from planetary.runs.rl.environments.tasks import Problem, Task
     from planetary.runs.rounds.controller.overlap import LeaseStart, Overlap
+    from planetary.runs.rounds.controller.star import Star
+    from planetary.runs.rounds.controller.topology import Topology
+    from planetary.runs.rounds.sessions import Trainer
     from planetary.runs.serve.http.tools.tool_format import Call, ToolFormat, call_of, value_end
     from planetary.sync.codecs.tensor_codec import Codec, check_finite
     from planetary.sync.deltas import Table
@@ -44,6 +47,9 @@ _HOMES = {
     "Judge": "planetary.sync.judgement",
     "ScoredRows": "planetary.data.metrics",
     "SourceFile": "planetary.data.files",
+    "Star": "planetary.runs.rounds.controller.star",
+    "Topology": "planetary.runs.rounds.controller.topology",
+    "Trainer": "planetary.runs.rounds.sessions",
     "Sink": "planetary.monitor.sinks.sink",
     "Table": "planetary.sync.deltas",
     "LeaseStart": "planetary.runs.rounds.controller.overlap",
@@ -94,10 +100,13 @@ __all__ = [
     "ScoredRows",
     "Sink",
     "SourceFile",
+    "Star",
     "Table",
     "Task",
     "TensorSpec",
     "ToolFormat",
+    "Topology",
+    "Trainer",
     "Transform",
     "UserError",
     "WeightFile",

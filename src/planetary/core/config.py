@@ -403,8 +403,8 @@ def _mathematics(config: Config) -> dict[str, Any]:
     for table, key in ((model, "source"), (model, "weights"), (data, "source"), (data, "tokenizer")):
         if "://" not in table[key]:
             table[key] = re.split(r"[/\\]", table[key])[-1]
-    if config.sync.topology == "ring":  # the ring's sums are rounded in another way
-        kept["sync"] = {"topology": "ring", "precision": config.sync.precision}
+    if config.sync.topology != SyncConfig().topology:  # a ring's sums are rounded in another way
+        kept["sync"] = {"topology": config.sync.topology, "precision": config.sync.precision}
         if config.sync.ring_compression != "none":
             kept["sync"]["ring_compression"] = config.sync.ring_compression
     if config.sync.overlap != "none":

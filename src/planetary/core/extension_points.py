@@ -43,6 +43,12 @@ OVERLAPS: Registry[Any] = Registry(
     "planetary.runs.rounds.controller.overlap:Overlap",
     ["planetary.runs.rounds.controller.overlap"],
 )
+TOPOLOGIES: Registry[Any] = Registry(
+    "topology",
+    "planetary.topologies",
+    "planetary.runs.rounds.controller.topology:Topology",
+    ["planetary.runs.rounds.controller.star", "planetary.runs.rounds.controller.ring"],
+)
 
 JUDGES: Registry[Any] = Registry(
     "judge", "planetary.judges", "planetary.sync.judgement:Judge", ["planetary.sync.judgement"]
@@ -104,7 +110,7 @@ SINKS: Registry[Any] = Registry(
 EXTENSION_POINTS: Mapping[str, Registry[Any]] = {
     registry.kind: registry
     for registry in (
-        *(INNER_OPTIMIZERS, SCHEDULES, CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, JUDGES),
+        *(INNER_OPTIMIZERS, SCHEDULES, CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, TOPOLOGIES, JUDGES),
         *(TASKS, FORMATS, METRICS, TOOL_FORMATS),
     )
 }

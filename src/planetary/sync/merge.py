@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from planetary.core.configuration.needs import Need
+from planetary.core.configuration.needs import Declares, Need
 from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.core.extension_points import MERGE_RULES
@@ -93,7 +93,7 @@ _ENDS_ARE_SUMMED = Need(
     "sync.precision",
     "that precision sums end parameters, whose directions are not known",
     among=("f32",),
-    when={"sync.topology": "ring"},
+    when={"sync.topology": Declares("in_ring")},
 )
 
 

@@ -17,7 +17,7 @@ import msgspec
 from planetary.core.configuration.presets import PRESETS, Preset
 from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import UserError
-from planetary.core.extension_points import OUTER_OPTIMIZERS, OVERLAPS
+from planetary.core.extension_points import OUTER_OPTIMIZERS, OVERLAPS, TOPOLOGIES
 from planetary.core.tensors import TensorSpec
 from planetary.sync.payload import PayloadForm
 
@@ -217,7 +217,7 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
     compute, params, many = steps * cluster.step_s, cluster.params, cluster.workers
     overlap = OVERLAPS.find(str(settings["sync.overlap"]))
     outer = OUTER_OPTIMIZERS.find(str(settings.get("outer.optimizer", "nesterov"))).copies
-    if settings["sync.topology"] == "ring":
+    if TOPOLOGIES.find(str(settings["sync.topology"])).in_ring:
         moved = 2 * (many - 1) / many * 4 * params * (1 + OVERHEAD)
         transfer = moved / cluster.ring_rate + 2 * (many - 1) * (cluster.ring_rtt_s or cluster.rtt_s)
         wait = max(0.0, transfer - compute) if overlap.eager else transfer

@@ -71,6 +71,16 @@ def test_an_own_codec_makes_the_bytes_of_updates(tmp_path: Path) -> None:
     assert (coded.folder / "run" / "code" / "my_codec.py").read_text() == EXAMPLES["my_codec.py"]
 
 
+def test_an_own_topology_decides_who_trains(tmp_path: Path) -> None:
+    """Two workers take turns, where the star has both train in each round."""
+    sampled = run(tmp_path, f"sync.topology={tmp_path}/my_topology.py:Sampled")
+    trained = {(lease.round, lease.worker) for lease in of(sampled, LeaseAssigned)}
+    assert [round_ for round_, _ in sorted(trained)] == [1, 2, 3, 4]
+    assert len({worker for _, worker in trained}) == 2
+    both = {(lease.round, lease.worker) for lease in of(run(tmp_path), LeaseAssigned)}
+    assert len(both) == 8
+
+
 def test_an_own_codec_sends_versions_too(tmp_path: Path) -> None:
     own = f"{tmp_path}/my_codec.py:Ternary"
     cluster = run(tmp_path, f"sync.compression={own}", f"sync.broadcast_compression={own}")

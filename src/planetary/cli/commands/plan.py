@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.option_values import rate, short_seconds
+from planetary.core.extension_points import TOPOLOGIES
 
 if TYPE_CHECKING:
     from planetary.sync.plan import Cluster
@@ -206,7 +207,7 @@ def _compare(args: argparse.Namespace) -> int:
         **_links(args),
     )
     found = predict(Preset("diloco", "", "", settings), cluster)
-    ring = sync.topology == "ring"
+    ring = TOPOLOGIES.find(sync.topology).in_ring
     up = median(line.bytes_ring if ring else line.bytes_up for line in lines)
     pairs = [
         ("bytes sent by workers, a round", workers * found.up, up, human.size),

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from planetary.core.configuration.schema import Config
 
 
+class Declares(msgspec.Struct, frozen=True):
+    """A condition on the object that a key names: the attribute has this truth value."""
+
+    attribute: str
+    value: bool = True
+
+
 class Need(msgspec.Struct, frozen=True):
     """A demand on the value of another key. Exactly one of the four conditions is set.
 
@@ -28,7 +35,7 @@ class Need(msgspec.Struct, frozen=True):
         unlike: values that are not allowed.
         having: attribute that the object which the key names must declare as true.
         lacking: attribute that it must not.
-        when: values of other keys, without which there is no such need.
+        when: values of other keys, without which there is no such need; `Declares`: of an object's attribute.
     """
 
     key: str
@@ -41,16 +48,8 @@ class Need(msgspec.Struct, frozen=True):
 
 
 KEY_NEEDS: Mapping[tuple[str, Any], tuple[Need, ...]] = {
-    ("sync.topology", "ring"): (
-        Need("sync.compression", "only the star compresses; begin with --preset ring", among=("none",)),
-        Need(
-            "outer.merge",
-            "the workers of a ring sum their shares, and no worker sees one of them alone; the star has them all",
-            having="in_ring",
-        ),
-    ),
     ("sync.ring_compression", ...): (
-        Need("sync.topology", "a ring quantises float32 deltas only", among=("ring",)),
+        Need("sync.topology", "a ring quantises float32 deltas only", having="in_ring"),
         Need("sync.precision", "a ring quantises float32 deltas only", among=("f32",)),
         Need("outer.merge", "a ring quantises float32 deltas only", among=("mean",)),
     ),
@@ -84,6 +83,7 @@ KEY_NEEDS: Mapping[tuple[str, Any], tuple[Need, ...]] = {
 
 USES: Mapping[str, str] = {
     "overlap": "sync",
+    "topology": "sync",
     "merge rule": "outer",
     "outer optimizer": "outer",
     "inner optimizer": "optimizer",
@@ -112,6 +112,12 @@ class _Values:
             return None
         registry = EXTENSION_POINTS[point.kind]
         return registry.find(name) if self.own and not registry.apart else registry.declared(name)
+
+    def meets(self, key: str, wanted: Any) -> bool:
+        """Whether a key has a value, or names an object that `Declares` an attribute; no object has any true."""
+        if isinstance(wanted, Declares):
+            return bool(getattr(self.class_of(key), wanted.attribute, False)) == wanted.value
+        return self.of(key) == wanted
 
     def able(self, key: str, attribute: str, wanted: bool) -> str:
         """Return the values of a key that names objects which declare an attribute, or do not, in words."""
@@ -154,7 +160,7 @@ def _needs_of(values: _Values) -> Iterator[tuple[str, tuple[Need, ...]]]:
 
 
 def _check(need: Need, holder: str, values: _Values, origin: str) -> None:
-    if any(values.of(key) != wanted for key, wanted in need.when.items()):
+    if not all(values.meets(key, wanted) for key, wanted in need.when.items()):
         return
     value, expected = values.of(need.key), ""
     if need.among:
@@ -168,7 +174,7 @@ def _check(need: Need, holder: str, values: _Values, origin: str) -> None:
     ):
         expected = values.able(need.key, need.having or need.lacking, bool(need.having))
     if expected:
-        beside = "".join(f" and {key} = {_shown(wanted)}" for key, wanted in need.when.items())
+        beside = "".join(f" and {key} = {_shown(values.of(key))}" for key in need.when)
         raise UserError(
             f"{origin}: {need.key}: expected {expected} with {holder} = {_shown(values.of(holder))}{beside}, found "
             f"{_shown(value)}: {need.why}"

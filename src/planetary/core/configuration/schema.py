@@ -345,6 +345,7 @@ class FabricConfig(Section, frozen=True):
 
 
 OverlapName = Annotated[str, extension("overlap")]
+TopologyName = Annotated[str, extension("topology")]
 Codec = Annotated[str, extension("codec", "none")]
 Broadcast = Annotated[str, extension("codec", "none", RELAY)]
 StartCodec = Annotated[str, extension("codec", "none", having="starts_runs")]
@@ -355,7 +356,7 @@ class SyncConfig(Section, frozen=True):
 
     # "star": through the gateway; "ring": the workers reduce their deltas among themselves, and the gateway gets the
     # parameters for checkpoints only
-    topology: Literal["star", "ring"] = "star"
+    topology: TopologyName = "star"
     # the next round is trained while one is reduced. "eager" starts it from the newest parameters and the worker's own
     # part of the round under way (in the star with `compression`); "streaming", in the star, goes on from where the
     # worker is, and synchronises one of the `fragments` a round; "decoupled" is streaming in which `fabric.quorum`

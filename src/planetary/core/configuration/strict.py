@@ -330,7 +330,7 @@ def chosen_values(config: Config) -> dict[str, Any]:
 
 def _with_outer_rule(config: Config, given: object) -> Config:
     """Return `config` with the outer step for the run's length, unless the given table `[outer]` fixes one."""
-    summed_ends = config.sync.topology == "ring" and config.sync.precision != "f32"
+    summed_ends = config.sync.precision != "f32"  # only of a ring
     replace, keys = msgspec.structs.replace, given.keys() if isinstance(given, Mapping) else set()
     steps_itself = any(section.steps_itself for section in config.kinds.values())
     rounds = config.train.rounds // config.sync.fragments

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from planetary.core.extension_points import TOPOLOGIES
 from planetary.run.kinds import RunKind
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from planetary.core.configuration.honoured import HonouredKeys
     from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
     from planetary.fleet.worker.role import Roles
+    from planetary.runs.rounds.controller.topology import Topology
     from planetary.wire.protocol import Protocol
 
 
@@ -27,13 +29,11 @@ class Rounds(RunKind):
         return True
 
     def declared(self) -> Sequence[HonouredKeys]:
-        from planetary.runs.rounds.config import RING, STAR
-
-        return STAR, RING
+        return [_honoured(topology) for topology in TOPOLOGIES.built_in.values()]
 
     def keys(self, config: Config) -> HonouredKeys:
-        star, ring = self.declared()
-        return ring if config.sync.topology == "ring" else star
+        """A topology in a file of the user is not run for its keys: it has those of the star, its base."""
+        return _honoured(TOPOLOGIES.declared(config.sync.topology) or TOPOLOGIES.find("star"))
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
         from planetary.fleet.gateway.gateway import Gateway
@@ -53,3 +53,11 @@ class Rounds(RunKind):
         return {TrainingJob: TrainingLoader()}
 
     def check_baseline(self, config: Config) -> None: ...
+
+
+def _honoured(topology: type[Topology]) -> HonouredKeys:
+    from planetary.core.configuration.honoured import HonouredKeys
+    from planetary.runs.rounds.config import SECTIONS
+
+    kind = "rounds in a ring" if topology.in_ring else "rounds"
+    return HonouredKeys(kind=kind, keys=(*SECTIONS, "sync.*", "sinks"), without=topology.without)

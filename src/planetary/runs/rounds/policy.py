@@ -81,7 +81,8 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
 
     checkpoint_every: int
     last_checkpoint_tries: int = 5  # how often the last round's is tried, one grace time apart, when it fails
-    ring: RingPolicy | None = None  # None: the star, through the gateway
+    topology: str = SyncConfig().topology  # pinned name
+    ring: RingPolicy | None = None  # constants of a topology in which workers reduce among themselves
     compression: Compression = Compression()  # compression of the star
     start_digest: str = ""  # digest of the initial parameters in their codec; "": they are sent as tensors
     overlap: OverlapName = SyncConfig().overlap  # overlap of a round's reduction with further training

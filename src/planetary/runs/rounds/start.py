@@ -15,7 +15,7 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, config_hash
 from planetary.core.configuration.strict import own_files
 from planetary.core.errors import TrustError, UserError
-from planetary.core.extension_points import CODECS, JUDGES, MERGE_RULES, OVERLAPS
+from planetary.core.extension_points import CODECS, JUDGES, MERGE_RULES, OVERLAPS, TOPOLOGIES
 from planetary.data.fitting import length_of
 from planetary.data.metrics import OWN_SET, Metric, bytes_of_tokens, metrics_of
 from planetary.data.prepared_data import PreparedData
@@ -297,6 +297,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
             start=CODECS.pin(config.sync.start_compression),
         ),
         overlap=OVERLAPS.pin(config.sync.overlap),
+        topology=TOPOLOGIES.pin(config.sync.topology),
         fragments=Fragmentation(count=config.sync.fragments, delay=config.sync.delay, mixing=config.sync.mixing),
         checkpoint_every=config.checkpoint.every,
         heartbeat_s=timings.heartbeat_s,

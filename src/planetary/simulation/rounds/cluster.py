@@ -18,6 +18,7 @@ from planetary.collectives import Communicator, Master
 from planetary.collectives.peer.work import Work
 from planetary.collectives.transport.ports import Ports
 from planetary.core.config import Config
+from planetary.core.extension_points import TOPOLOGIES
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
@@ -157,10 +158,10 @@ class SimCluster(SimulatedCluster[Gateway[Any]]):
             return self.training.another_step(overrides)
 
         # A ring's master starts and stops in a thread, and waits for the event loop there.
-        process.calls_in_threads = self.config.sync.topology == "ring"
+        process.calls_in_threads = in_ring = TOPOLOGIES.find(self.config.sync.topology).in_ring
 
         def topology(*_: object) -> GatewayTopology:
-            if self.config.sync.topology == "star":
+            if not in_ring:
                 return StarGateway(self.config.sync.compression)
             return RingGateway(self.config, HOST, None, make_master=partial(Master, ports=self._ports(process)))
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
+from planetary.core.extension_points import TOPOLOGIES
 from planetary.fleet.controller.controller import RunController, RunPhase
 from planetary.fleet.controller.reported_values import LARGEST
 from planetary.fleet.controller.stalls import Wait
@@ -27,9 +28,7 @@ from planetary.runs.rounds.controller.early_stopping import why_stopped
 from planetary.runs.rounds.controller.evaluation import Evaluation
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.leases import Leases
-from planetary.runs.rounds.controller.ring import Ring
 from planetary.runs.rounds.controller.round_end import MetricsLines, finished_record, merged_metrics
-from planetary.runs.rounds.controller.star import Star
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.fold import refused_of_late
 from planetary.runs.rounds.metrics import RoundMetrics
@@ -83,7 +82,7 @@ class Controller(RunController[RoundsDesk, Trainer]):
 
     def _topology_of(self, policy: ControllerPolicy) -> Topology:
         """Make the topology, at the start."""
-        return Star(self.desk) if policy.ring is None else Ring(self.desk, policy.ring)
+        return TOPOLOGIES.find(policy.topology)(self.desk)
 
     def _may_open(self, now: float) -> bool:
         """Whether the next round begins now."""
@@ -310,10 +309,10 @@ class Controller(RunController[RoundsDesk, Trainer]):
         """Go on in a star from `mark`, whose outer state the gateway has. Rounds do not overlap there."""
         self.desk.append(TopologyReplaced(round=mark.round, why=why))
         self._go_back(mark, why, now)
-        self.desk.use_policy(msgspec.structs.replace(self.policy, ring=None, overlap="none"))
+        self.desk.use_policy(msgspec.structs.replace(self.policy, topology="star", ring=None, overlap="none"))
         self.desk.out.append(e.UseStar(mark.round, why))
         self._forget_tasks()
-        self.topology = Star(self.desk)
+        self.topology = self._topology_of(self.policy)
         self.topology.went_back(mark.round)
         self.training.use_topology(self.topology)
         self.evaluation.use_topology(self.topology)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from planetary.core.config import Config
-from planetary.core.configuration.needs import Need
+from planetary.core.configuration.needs import Declares, Need
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.sessions import TrainInFlight
 from planetary.runs.rounds.state import OpenRound
@@ -38,13 +38,13 @@ _DELTAS = Need(
     "workers begin at different places then, and end parameters do not tell how far they moved; take, for example, "
     '"float32"',
     unlike=("none",),
-    when={"sync.topology": "star"},
+    when={"sync.topology": Declares("in_ring", False)},
 )
 _DELTAS_IN_RING = Need(
     "sync.precision",
     "that precision sums end parameters, and with overlap the next step is not taken from where they began",
     among=("f32",),
-    when={"sync.topology": "ring"},
+    when={"sync.topology": Declares("in_ring")},
 )
 _OWN_PART = (
     Need("outer.merge", "a worker cannot tell its own part of it before the others'", having="own_part"),
@@ -52,7 +52,7 @@ _OWN_PART = (
         "outer.merge",
         "a worker cannot tell its own part of it before the others'",
         among=("mean",),
-        when={"sync.topology": "ring"},
+        when={"sync.topology": Declares("in_ring")},
     ),
     Need(
         "outer.optimizer",
@@ -150,7 +150,7 @@ class Streaming(Delayed):
     keeps_values = gives_early = fragmented = True
     keys = ("fragments", "delay", "mixing")
     needs = (
-        Need("sync.topology", "the workers of a ring have one outer state", among=("star",)),
+        Need("sync.topology", "the workers of a ring have one outer state", lacking="in_ring"),
         Need("fabric.leases", "a fragment is mixed in after a fixed number of a lease's steps", among=("equal",)),
     )
 

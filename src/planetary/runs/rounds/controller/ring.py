@@ -24,9 +24,12 @@ the parameters (`may_close`): one reduction at a time, and newcomers get theirs 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import ClassVar
 
 import msgspec
 
+from planetary.core.configuration.needs import Need
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol.events import DropAttachment
 from planetary.machine.events import Received
@@ -34,7 +37,6 @@ from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.events import KeepOuterState, OuterStateOf
-from planetary.runs.rounds.policy import RingPolicy
 from planetary.runs.rounds.records import DigestsDiffered, LeaseMark, ReduceRetried, RoundClosed
 from planetary.runs.rounds.sessions import Trainer
 from planetary.runs.rounds.state import OpenRound
@@ -57,6 +59,10 @@ class _Attempt(msgspec.Struct):
     half_at: float | None = None  # when half of the workers had answered that they are done
 
 
+_OF_STAR = 'only the star has an effect of it: set sync.topology = "star"'
+_UNSEEN = "the gateway of a ring sees no contribution"
+
+
 class Ring(Topology):
     """The topology in which workers reduce their deltas among themselves.
 
@@ -67,11 +73,37 @@ class Ring(Topology):
         groups: that were formed for them.
     """
 
+    name = "ring"
+    in_ring = True
     result = "held"
+    fixed_step = (
+        "in a ring workers hold the outer state, which a worker that loads another step loses: resume the run with "
+        '--set, or train with sync.topology = "star"'
+    )
+    without: ClassVar[Mapping[str, str]] = {
+        "outer.judge": f"{_UNSEEN}, and judges none",
+        "outer.trimmed": f"{_UNSEEN}, and cuts off no values",
+        "outer.weights": "a ring weighs contributions by their tokens",
+        **dict.fromkeys(
+            ("sync.compression", "sync.broadcast_compression", "sync.start_compression"),
+            f"{_OF_STAR}, or sync.ring_compression",
+        ),
+        **dict.fromkeys(("sync.fragments", "sync.delay", "sync.mixing", "sync.grace_steps"), _OF_STAR),
+    }
+    needs = (
+        Need("sync.compression", "only the star compresses; begin with --preset ring", among=("none",)),
+        Need(
+            "outer.merge",
+            "the workers of a ring sum their shares, and no worker sees one of them alone; the star has them all",
+            having="in_ring",
+        ),
+    )
 
-    def __init__(self, desk: RoundsDesk, policy: RingPolicy) -> None:
+    def __init__(self, desk: RoundsDesk) -> None:
         """The gateway has the outer state of the desk's version, and no worker has any."""
         super().__init__(desk)
+        policy = desk.policy.ring
+        assert policy is not None
         self._policy = policy
         self._why = ""  # why the round that is reduced was closed
         self._held_by: dict[int, int] = {}  # accepted task -> session with the tensors

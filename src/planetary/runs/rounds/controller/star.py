@@ -24,6 +24,12 @@ class Star(Topology):
     is collected. With overlap it counts when they begin to arrive: the next lease is trained while they travel.
     """
 
+    name = "star"
+    without = dict.fromkeys(
+        ("sync.precision", "sync.connections", "sync.ring_order", "sync.ring_compression", "sync.port"),
+        'only workers of a ring have an effect of it: set sync.topology = "ring"',
+    )
+
     def __init__(self, desk: RoundsDesk) -> None:
         super().__init__(desk)
         self.result = "end_parameters" if desk.policy.compression.up == "none" else "delta"

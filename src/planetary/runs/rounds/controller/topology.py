@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from planetary.core.configuration.needs import Need
 from planetary.core.extension_points import OVERLAPS
 from planetary.fleet.controller.stalls import Wait
 from planetary.machine.events import Received
@@ -17,6 +19,9 @@ from planetary.runs.rounds.records import LeaseMark
 from planetary.runs.rounds.sessions import Trainer, TrainInFlight
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.deltas import Table
+
+if TYPE_CHECKING:
+    from planetary.core.config import Config
 
 
 class ReductionOutcome(StrEnum):
@@ -31,6 +36,11 @@ class Topology(ABC):
     """One per controller of a run in rounds. The defaults are those of a topology without state on workers.
 
     Attributes:
+        in_ring: whether workers reduce among themselves and hold the outer state, led by a master at the gateway.
+        fixed_step: why no other training step can be rolled out to a run; "": it can.
+        without: key or pattern without effect -> reason; see `HonouredKeys`.
+        keys: optional ones of `[sync]` that it uses.
+        needs: of the configuration.
         overlap: the training while a round is reduced.
         result: place of the parameters in a worker's `TrainResult`.
         stall: why the reduction cannot go on, "" while it can.
@@ -39,6 +49,11 @@ class Topology(ABC):
         autocorrelation: cosine with the previous round's delta; None: the gateway has not seen both.
     """
 
+    in_ring: ClassVar[bool] = False
+    fixed_step: ClassVar[str] = ""
+    without: ClassVar[Mapping[str, str]] = {}
+    keys: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[Need, ...]] = ()
     result: Literal["end_parameters", "held", "delta"]
 
     def __init__(self, desk: RoundsDesk) -> None:
@@ -49,6 +64,16 @@ class Topology(ABC):
         self.unfit: tuple[str, LeaseMark] | None = None
         self.delta_norm: float | None = None
         self.autocorrelation: float | None = None
+
+    @staticmethod
+    def objection(config: Config) -> str:
+        """Return why values of the configuration do not suit the topology, naming the key; "" where they do."""
+        return ""
+
+    @property
+    def version(self) -> int:
+        """The run's newest version."""
+        return self._desk.state.version
 
     # --- parameters -------------------------------------------------------------------------------------------
 

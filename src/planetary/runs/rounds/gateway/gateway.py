@@ -17,7 +17,7 @@ from planetary.core.config import Config
 from planetary.core.configuration.outer_rule import why_chosen
 from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import ConflictError, PlanetaryError, TrustError, UserError
-from planetary.core.extension_points import OVERLAPS
+from planetary.core.extension_points import OVERLAPS, TOPOLOGIES
 from planetary.core.tensors import TensorSpec
 from planetary.data.fitting import changes
 from planetary.data.reader import read_slices
@@ -277,12 +277,8 @@ class RoundsRun:
     def roll_out(self, wanted: StepWanted) -> None:
         """The step is made, compiled and verified, then used from the next round on. See `Gateway.roll_out`."""
         stage, sync = self.gateway.roll_out_stage, self.gateway.config.sync
-        if sync.topology != "star":
-            raise ConflictError(
-                "in a ring workers hold the outer state, which a worker that loads another step loses: resume the run "
-                'with --set, or train with sync.topology = "star"',
-                code="step_fixed",
-            )
+        if why := TOPOLOGIES.find(sync.topology).fixed_step:
+            raise ConflictError(why, code="step_fixed")
         if OVERLAPS.find(sync.overlap).overlaps:
             raise ConflictError(
                 f'with sync.overlap = "{sync.overlap}" a round is always under way, so that no step can be '

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from planetary.core.config import Config
-from planetary.core.extension_points import MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS
+from planetary.core.extension_points import MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, TOPOLOGIES
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.gateway.invites import InviteList
 from planetary.fleet.protocol import messages as m
@@ -150,6 +150,5 @@ def ring_policy(config: Config, params: Sequence[TensorSpec], state: OuterState,
 
 def topology_of(config: Config, host: str, authority: Authority | None) -> GatewayTopology:
     """Return the gateway's part of a configuration's topology; arguments as of `RingGateway`."""
-    return (
-        RingGateway(config, host, authority) if config.sync.topology == "ring" else StarGateway(config.sync.compression)
-    )
+    in_ring = TOPOLOGIES.find(config.sync.topology).in_ring
+    return RingGateway(config, host, authority) if in_ring else StarGateway(config.sync.compression)

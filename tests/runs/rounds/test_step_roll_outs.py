@@ -13,9 +13,9 @@ from fault_schedules import check, recorded_deltas
 from small_training import STEPS, small_training
 
 from planetary.core.errors import ClosedError, UserError
-from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted
 from planetary.fleet.protocol.records import ArtifactPublished
 from planetary.runs.rounds.records import RoundMerged, RoundsRecord, RoundsResumed, RoundStarted, StepReplaced
+from planetary.runs.rounds.roll_out import BEFORE, RollOut, StepWanted, stage_of, steps_of
 from planetary.simulation.faults import draw_plan
 from planetary.simulation.rounds.cluster import SimCluster
 
@@ -32,7 +32,7 @@ def ask(cluster: SimCluster, *overrides: str, back_to: str = "") -> None:
     gateway, wanted = cluster.gateway, StepWanted(overrides=overrides, back_to=back_to, by="test", why="a trial")
     if gateway is not None:
         with contextlib.suppress(ClosedError, UserError):
-            cluster.process.in_context(lambda: gateway.roll_out(wanted))
+            cluster.process.in_context(lambda: steps_of(gateway).roll_out(wanted))
 
 
 def finish(cluster: SimCluster) -> list[RoundsRecord]:
@@ -51,7 +51,7 @@ def test_rounds_after_a_roll_out_are_trained_with_the_new_step() -> None:
     stages: list[RollOut] = []
     cluster.world.at(5.0, lambda: ask(cluster, SECOND))
     for second in (6.5, 40.0):
-        cluster.world.at(second, lambda: stages.append(cluster.gateway.roll_out_stage) if cluster.gateway else None)
+        cluster.world.at(second, lambda: stages.append(stage_of(cluster.gateway)) if cluster.gateway else None)
     journal = finish(cluster)
     [record] = replaced(journal)
     assert (record.before, record.model, record.back) == (FIRST, SECOND, False)
@@ -144,8 +144,8 @@ def test_impossible_step_is_refused_and_the_run_goes_on() -> None:
     journal = finish(cluster)
     assert not replaced(journal)
     assert cluster.gateway is not None
-    assert cluster.gateway.roll_out_stage.state == "refused"
-    assert "there is no step 'no such step'" in cluster.gateway.roll_out_stage.reason
+    assert stage_of(cluster.gateway).state == "refused"
+    assert "there is no step 'no such step'" in stage_of(cluster.gateway).reason
     assert any("the training step is not replaced" in note for note in cluster.gateway.notes)
 
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_rolled_out_is_refused_at_once() -> None:
         gateway = cluster.gateway
         assert gateway is not None
         try:
-            cluster.process.in_context(lambda: gateway.roll_out(StepWanted(**wanted)))  # type: ignore[arg-type]
+            cluster.process.in_context(lambda: steps_of(gateway).roll_out(StepWanted(**wanted)))  # type: ignore[arg-type]
         except (ClosedError, UserError) as error:
             said.append(str(error))
 

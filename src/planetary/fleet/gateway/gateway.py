@@ -21,13 +21,11 @@ from planetary.artifacts.durable_files import DurableFiles
 from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
-from planetary.core.errors import ConflictError
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.gateway.compilations import Compilations
 from planetary.fleet.gateway.invites import InviteList
 from planetary.fleet.gateway.parts import Demand, Parts, PreparedRun, RunT, Setup, allocate_expected
 from planetary.fleet.gateway.reception import Reception
-from planetary.fleet.gateway.roll_out import RollOut, StepWanted
 from planetary.fleet.gateway.run_files import EVENTS, METRICS, RunLock, check_config
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
@@ -141,7 +139,6 @@ class Gateway(Generic[RunT]):
         self.prepare_first: Callable[[], Coroutine[Any, Any, None]] | None = None  # fills the cache in another process
         self.started_at = 0.0  # Unix time in seconds
         self.ended_at: float | None = None
-        self.roll_out_stage = RollOut()
         self.metrics: list[Any] = []  # newest line of each number, of the kind's own type
         self.bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens
         self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)  # see `RunStatus`
@@ -181,24 +178,6 @@ class Gateway(Generic[RunT]):
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""
         return self.setup.status(self) if self.parts is None else self.parts.status()
-
-    def roll_out(self, wanted: StepWanted) -> None:
-        """Begin to replace the run's training step. Called on the event loop.
-
-        Raises:
-            ConflictError: a run of this kind, or in this state, has none that can be replaced.
-            UserError: there is no such step.
-        """
-        if self.parts is None or self.ended_at is not None:
-            raise ConflictError(
-                "the run is being prepared, or over: it has no training step that could be replaced", code="no_step"
-            )
-        if self.parts.roll_out is None:
-            raise ConflictError(
-                f"{self.setup.compiles} of this run cannot be replaced: only a run on data has one that can",
-                code="step_fixed",
-            )
-        self.parts.roll_out(wanted)
 
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         return await self.run_parts.compile_for(target)

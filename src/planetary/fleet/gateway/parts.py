@@ -14,7 +14,6 @@ from planetary.core.config import Config
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.controller.controller import RunController
-from planetary.fleet.gateway.roll_out import StepWanted
 from planetary.fleet.gateway.status import base_status
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
@@ -106,7 +105,6 @@ class Parts(Generic[RunT]):
         effects: instructions that are carried out at once, by class.
         answers: instructions that are carried out in a thread, whose event answers them, by class.
         sources: returns the tensors of a payload in the message's turn, by class.
-        roll_out: begins to replace the training step; None: the run's artifact stays.
         may_be_on_loan: whether a peer goes on with other runs when this one has ended, where workers do.
         begun: called when the controller decides.
     """
@@ -123,7 +121,6 @@ class Parts(Generic[RunT]):
     effects: Mapping[type[e.Instruction], Callable[[Any], object]] = field(default_factory=dict)
     answers: Mapping[type[e.Instruction], Answer] = field(default_factory=dict)
     sources: Mapping[type[e.Payload], Callable[[Any], TensorSource]] = field(default_factory=dict)
-    roll_out: Callable[[StepWanted], None] | None = None
     may_be_on_loan: Callable[[m.Hello], bool] = lambda hello: True
     begun: Callable[[], None] = lambda: None
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from planetary.core.errors import UserError
-from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted, changed_config
 from planetary.monitor.run_folder import Event, read_events
+from planetary.runs.rounds.roll_out import BEFORE, RollOut, StepWanted, changed_config, stage_of, steps_of
 from planetary.site.api.group import SiteGroup
 from planetary.site.api.views import RollBackRequest, RollOutRequest, RollOutView, StepHistory, StepUse
 from planetary.site.jobs import Job, JobState
@@ -53,13 +53,13 @@ class StepOperations(SiteGroup):
             changed_config(run.gateway.config, wanted.overrides)
         except UserError as error:
             raise wrong("overrides", str(error)) from None
-        run.gateway.roll_out(wanted)
+        steps_of(run.gateway).roll_out(wanted)
         return await self._view(job)
 
     async def _view(self, job: Job) -> StepHistory:
         run = self._site.runs.get(job.job)
         events = await asyncio.to_thread(read_events, Path(job.folder))
-        stage = RollOut() if run is None else run.gateway.roll_out_stage
+        stage = RollOut() if run is None else stage_of(run.gateway)
         uses = _uses(events)
         return StepHistory(
             job_id=job.job,

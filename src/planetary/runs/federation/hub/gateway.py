@@ -14,7 +14,6 @@ from planetary.core.errors import ConflictError, TrustError
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.parts import Parts, Setup
-from planetary.fleet.gateway.roll_out import StepWanted
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.shell.shell import TensorSource
 from planetary.fleet.shell.system import System
@@ -27,6 +26,7 @@ from planetary.runs.rounds.gateway.status import status_of
 from planetary.runs.rounds.gateway.topology import StarGateway
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.roll_out import RollOut, StepWanted
 from planetary.runs.rounds.training_status import TrainerStatus, TrainingStatus
 from planetary.sync.outer import published_params
 
@@ -75,29 +75,27 @@ class HubSetup(Setup[Prepared, "HubRun"]):
             status=hub.status,
             compile_for=hub.compile_for,
             sources={**rounds.sources, PublishedOf: hub.published},
-            roll_out=_refuse_step,
             # A site's run ends with the hub's, whatever other runs the hub has.
             may_be_on_loan=lambda hello: hello.backend != SITE,
         )
-
-
-def _refuse_step(wanted: StepWanted) -> None:
-    raise ConflictError(
-        "a hub has no training step: roll it out at its sites, whose parameters stay those of the hub",
-        code="step_fixed",
-    )
 
 
 class HubRun:
     """A hub that has begun; `rounds` is the run it has as every run in rounds."""
 
     def __init__(self, rounds: RoundsRun, policy: HubPolicy) -> None:
-        self.rounds, self._policy = rounds, policy
+        self.rounds, self._policy, self.stage = rounds, policy, RollOut()
 
     @property
     def parameters(self) -> ParameterVersions:
         """The federation's parameters."""
         return self.rounds.parameters
+
+    def roll_out(self, wanted: StepWanted) -> None:
+        raise ConflictError(
+            "a hub has no training step: roll it out at its sites, whose parameters stay those of the hub",
+            code="step_fixed",
+        )
 
     def status(self) -> TrainingStatus:
         """A site of the configuration that has not come is listed, too."""

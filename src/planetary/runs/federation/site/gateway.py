@@ -26,6 +26,7 @@ from planetary.runs.federation.status import SITE_READER, FederationStanding
 from planetary.runs.rounds.gateway.gateway import RoundsRun, RoundsSetup
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.roll_out import RollOut, StepWanted
 from planetary.runs.rounds.training_status import TrainingStatus
 from planetary.runs.rounds.worker.events import TrainingDone
 
@@ -103,6 +104,14 @@ class SiteRun:
     def parameters(self) -> ParameterVersions:
         """The site's parameters."""
         return self.rounds.parameters
+
+    @property
+    def stage(self) -> RollOut:
+        """Of the last replacement of the site's training step."""
+        return self.rounds.stage
+
+    def roll_out(self, wanted: StepWanted) -> None:
+        self.rounds.roll_out(wanted)
 
     def federation(self) -> FederationStanding:
         """Return the site's place in the federation. Called on the event loop."""

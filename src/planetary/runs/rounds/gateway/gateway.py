@@ -24,7 +24,6 @@ from planetary.data.reader import read_slices
 from planetary.fleet.gateway.compilations import compiled_event
 from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.parts import SYNCED, Parts, Setup, constant
-from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted
 from planetary.fleet.gateway.run_files import STEPS
 from planetary.fleet.preparation.compiling import (
     CompileTarget,
@@ -56,6 +55,7 @@ from planetary.runs.rounds.preparation.prepared_steps import StepRecord
 from planetary.runs.rounds.preparation.run_step import keep_step, own_record, record_of, step_news
 from planetary.runs.rounds.progress import training_status
 from planetary.runs.rounds.records import RoundClosed, RoundFinished, StepReplaced
+from planetary.runs.rounds.roll_out import BEFORE, RollOut, StepWanted
 from planetary.runs.rounds.start import RoundsStart, begin
 from planetary.runs.rounds.state import ControllerState
 from planetary.runs.rounds.status import READER, TrainingStatus
@@ -215,6 +215,8 @@ class RoundsRun:
         start: policy, state and parameters, as the controller began with them.
         controller: decides.
         room: on the disk.
+        fixed_step: why no training step can be rolled out; "": one can.
+        stage: of the last replacement of the step since this gateway began.
         unfit: returns why a step is not for this run, though the signature is equal; "": the step fits.
     """
 
@@ -230,6 +232,8 @@ class RoundsRun:
     ) -> None:
         """`start` is what `begin` returned with the topology."""
         self.gateway, self.prepared, self.start, self.room = gateway, prepared, start, room
+        self.fixed_step: str = TOPOLOGIES.find(gateway.config.sync.topology).fixed_step
+        self.stage = RollOut()
         self.unfit: Callable[[Prepared], str] = lambda made: ""
         self.controller: Controller
         self._setup, self._topology = setup, topology
@@ -269,16 +273,15 @@ class RoundsRun:
                 e.OuterStateOf: lambda payload: constant(self.parameters.outer_state(payload.version)),
                 e.TokensOf: self._tokens,
             },
-            roll_out=self.roll_out,
         )
 
     # --- another training step --------------------------------------------------------------------------------
 
     def roll_out(self, wanted: StepWanted) -> None:
-        """The step is made, compiled and verified, then used from the next round on. See `Gateway.roll_out`."""
-        stage, sync = self.gateway.roll_out_stage, self.gateway.config.sync
-        if why := TOPOLOGIES.find(sync.topology).fixed_step:
-            raise ConflictError(why, code="step_fixed")
+        """The step is made, compiled and verified, then used from the next round on."""
+        stage, sync = self.stage, self.gateway.config.sync
+        if self.fixed_step:
+            raise ConflictError(self.fixed_step, code="step_fixed")
         if OVERLAPS.find(sync.overlap).overlaps:
             raise ConflictError(
                 f'with sync.overlap = "{sync.overlap}" a round is always under way, so that no step can be '
@@ -288,7 +291,7 @@ class RoundsRun:
         if stage.state in ("preparing", "verified"):
             raise ConflictError(f"another step is being rolled out: {stage.state}", code="rolling_out")
         digest = self._earlier(wanted.back_to) if wanted.back_to else ""
-        self.gateway.roll_out_stage = RollOut("preparing", digest, wanted.overrides, wanted.by, wanted.why)
+        self.stage = RollOut("preparing", digest, wanted.overrides, wanted.by, wanted.why)
         self.gateway.work.add(self._offer_step(msgspec.structs.replace(wanted, back_to=digest)), cancels=True)
 
     def _earlier(self, wanted: str) -> str:
@@ -317,7 +320,7 @@ class RoundsRun:
         self.gateway.warn(f"the training step is not replaced: {reason}")
 
     def _show_stage(self, **changed: Any) -> None:
-        self.gateway.roll_out_stage = msgspec.structs.replace(self.gateway.roll_out_stage, **changed)
+        self.stage = msgspec.structs.replace(self.stage, **changed)
 
     async def _step_to_offer(self, wanted: StepWanted) -> e.StepOffered:
         """Make a step, compile it for the targets in use, and verify it there. Raises `PlanetaryError`."""

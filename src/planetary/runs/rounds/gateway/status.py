@@ -52,7 +52,7 @@ def status_of(run: RoundsRun, kind: str = "rounds") -> TrainingStatus:
         waiting_since=gateway.wall_of(waiting_since) if waiting_for else 0.0,
         message=message_of(gateway, controller.stalls.why),
         step=state.steps[-1],
-        roll_out=gateway.roll_out_stage.state,
+        roll_out=run.stage.state,
     )
 
 

@@ -20,11 +20,11 @@ from planetary.core.config import Config
 from planetary.core.configuration.schema import config_from_json
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
-from planetary.fleet.gateway.roll_out import changed_config
 from planetary.fleet.preparation.compiling import PublishedArtifact, answer_of_child, answer_with
 from planetary.fleet.shell.child import end_with_parent
 from planetary.runs.rounds.preparation.preparation import Prepared, check_frozen, prepare_run
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
+from planetary.runs.rounds.roll_out import changed_config
 
 
 async def export_apart(config: Config, overrides: Sequence[str], cache: Path) -> Prepared:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from planetary.core.config import Config, apply_overrides, overrides_between
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
-from planetary.core.errors import UserError
+from planetary.core.errors import ConflictError, UserError
+
+if TYPE_CHECKING:
+    from planetary.fleet.gateway.gateway import Gateway
 
 STEP_KEYS = {
     "model": None,
@@ -53,6 +56,44 @@ class RollOut(msgspec.Struct, frozen=True):
     by: str = ""
     why: str = ""
     reason: str = ""
+
+
+@runtime_checkable
+class RollsOut(Protocol):
+    """A kind's own object of a run whose training step can be replaced while it goes on."""
+
+    @property
+    def stage(self) -> RollOut:
+        """Of the last replacement since this gateway began."""
+        ...
+
+    def roll_out(self, wanted: StepWanted) -> None:
+        """Begin to replace the training step. Raises `ConflictError`, `UserError`."""
+        ...
+
+
+def steps_of(gateway: Gateway[Any]) -> RollsOut:
+    """Return the run of a gateway, whose training step can be replaced. Called on the event loop.
+
+    Raises:
+        ConflictError: a run of this kind, or in this state, has none that can be replaced.
+    """
+    if gateway.parts is None or gateway.ended_at is not None:
+        raise ConflictError(
+            "the run is being prepared, or over: it has no training step that could be replaced", code="no_step"
+        )
+    if not isinstance(gateway.parts.run, RollsOut):
+        raise ConflictError(
+            f"{gateway.setup.compiles} of this run cannot be replaced: only a run on data has one that can",
+            code="step_fixed",
+        )
+    return gateway.parts.run
+
+
+def stage_of(gateway: Gateway[Any]) -> RollOut:
+    """Return the stage of the last training step that was to replace the run's."""
+    run = None if gateway.parts is None else gateway.parts.run
+    return run.stage if isinstance(run, RollsOut) else RollOut()
 
 
 def changed_config(config: Config, overrides: Sequence[str]) -> Config:

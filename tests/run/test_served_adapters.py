@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from planetary.runtime.program_runner import XlaRunner
 
 from planetary.artifacts.adapter_folder import write_adapter
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
@@ -32,6 +31,7 @@ from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
+from planetary.runtime.device_program import open_on_xla
 
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 256, "n_position": 64},
@@ -110,7 +110,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.shape = self.model.shape(ServeConfig(context=32, batch=2, cache_mb=1.0))
-        runner = XlaRunner(self.model.program(self.shape), optimise=False)
+        runner = open_on_xla(self.model.program(self.shape), optimise=False)
         self.loaded = LoadedModel(runner, self.shape, self.model.arrays())
         for number, one in enumerate(self.model.adapters, 1):
             self.loaded.add_adapter(number, one.arrays)
@@ -183,7 +183,7 @@ def test_wrong_adapters_are_refused(tmp_path: Path) -> None:
     refused("there is no folder", tmp_path / "none")
     (tmp_path / "empty").mkdir()
     refused(r"has no adapter_config\.json", tmp_path / "empty")
-    refused("'base' is the name of the model itself", good, "base")
+    refused("two models are named 'base'", good, "base")
     refused("follow", good, follow=True)
     odd = {"model.layers.7.self_attn.q_proj": (32, 32)}
     refused(r"changes the matrix 'model\.layers\.7\.self_attn\.q_proj'", adapter_of(tmp_path / "a", base, odd, 4, 1))

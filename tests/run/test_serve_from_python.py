@@ -16,6 +16,8 @@ import msgspec
 import pytest
 
 import planetary
+from planetary.cli.commands import serve as serve_command
+from planetary.cli.main import build_parser
 from planetary.core.config import Config
 from planetary.core.errors import ClosedError, CompileError, TrustError, UserError
 from planetary.run import serve as module
@@ -218,11 +220,33 @@ def test_wrong_arguments_are_errors_before_anything_starts(fake: type[FakeRun], 
         (tmp_path, {"weights": "int3"}, r"serve\.weights: expected"),
         (tmp_path, {"overrides": {"train.rounds": 8}}, r"train\.rounds"),
         (tmp_path / "train.toml", {}, r"has no serve\.model"),
+        (tmp_path, {"models": {"b": tmp_path / "no"}}, "there is no .*no, the model 'b'"),
+        (tmp_path, {"models": {"b": tmp_path}, "workers": 1}, "2 models need as many workers .* found 1"),
+        (tmp_path, {"adapters": {"b": 3}}, r"a planetary\.Run or the path of an adapter, found 3"),
     )
     for model, options, said in wrong:
         with pytest.raises(UserError, match=said):
             planetary.serve(model, **options)  # type: ignore[arg-type]
     assert not fake.made
+
+
+def test_command_names_models_and_adapters(tmp_path: Path) -> None:
+    for name in ("a", "b", "c=d"):
+        (tmp_path / name).mkdir()
+
+    def config(*words: str) -> Config:
+        return serve_command._config(build_parser("serve").parse_args(["serve", *words]))
+
+    found = config(f"first={tmp_path / 'a'}", str(tmp_path / "b"), str(tmp_path / "c=d"), f"--adapter=x={tmp_path}")
+    serve = found.of(ServeConfig)
+    assert (serve.name, serve.model, found.fabric.workers) == ("first", str(tmp_path / "a"), 3)
+    assert serve.models == {"b": str(tmp_path / "b"), "c=d": str(tmp_path / "c=d")}
+    assert serve.adapters == {"x": str(tmp_path)}
+    assert config(str(tmp_path / "a")).fabric.workers == 1
+    with pytest.raises(UserError, match="two models 'b': give each a name of its own"):
+        config(str(tmp_path / "a"), str(tmp_path / "b"), f"b={tmp_path / 'a'}")
+    with pytest.raises(UserError, match="--adapter style: expected NAME=FOLDER"):
+        config(str(tmp_path / "a"), "--adapter", "style")
 
 
 def test_an_unknown_key_is_a_trust_error(fake: type[FakeRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

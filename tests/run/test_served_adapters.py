@@ -216,6 +216,9 @@ def test_run_that_trained_an_adapter_is_one(tmp_path: Path) -> None:
     assert json.dumps([one.name for one in model.variants]) == '["tuned"]'
     shape = model.shape(ServeConfig(context=32, batch=2, cache_mb=1.0))
     assert model.trial(shape, 1).values == alone.trial(shape).values
+    other = config_from_tables({**tables, "data": {"source": "stdlib"}, "adapter": {**adapter, "base": "int8"}})
+    with pytest.raises(UserError, match="beside a base in int8"):
+        served(base, {"tuned": write_values(tmp_path / "rounded", other)})
     with pytest.raises(UserError, match="trained no adapter"):
         served(base, {"tuned": tmp_path / "base-run"})
 

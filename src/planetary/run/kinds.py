@@ -65,6 +65,10 @@ class RunKind(ABC):
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
         """Make the gateway; it is not started."""
 
+    def beside(self, first: Gateway[Any], security: Security) -> Sequence[Gateway[Any]]:
+        """Make the gateways of further runs that the same process hosts and that end with this one."""
+        return ()
+
     def prepare(self, config: Config, options: GatewayOptions, stage: Callable[[str], None]) -> None:
         """Fill the cache with what a gateway prepares; `stage` is called with each activity. Blocks for minutes.
 

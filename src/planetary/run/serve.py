@@ -50,11 +50,21 @@ def served_config(model: Path, given: Sequence[str]) -> Config:
         raise UserError(f"serve: there is no {model}: expected a run folder, a checkpoint or a model's folder")
     if model.suffix not in (".toml", ".json") or not model.is_file():
         tables = {"serve": {"model": str(model.resolve())}, "run": {"name": f"serve-{model.resolve().name}"}}
-        return config_from_tables(tables, given)
-    config = load_config(model, given)
+        config = config_from_tables(tables, given)
+    else:
+        config = load_config(model, given)
     if not config.of(ServeConfig).model:
         command = kind_of(config).command
         raise UserError(f"serve: {model} has no serve.model: it is a configuration for: {command_line(command, model)}")
+    beside = config.of(ServeConfig).models
+    for name, path in beside.items():
+        if not Path(path).exists():
+            raise UserError(f"serve: there is no {path}, the model {name!r}: expected a model's folder or file")
+    if config.fabric.workers <= len(beside):
+        raise UserError(
+            f"serve: {1 + len(beside)} models need as many workers (--workers, fabric.workers), because a worker has "
+            f"one of them; found {config.fabric.workers}"
+        )
     return config
 
 
@@ -274,8 +284,9 @@ def serve(
     weights: str | None = None,
     context: int | None = None,
     follow: bool = False,
+    models: Mapping[str, str | os.PathLike[str] | Run] | None = None,
     adapters: Mapping[str, str | os.PathLike[str] | Run] | None = None,
-    workers: int = 1,
+    workers: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     wait: bool = True,
@@ -297,9 +308,11 @@ def serve(
         weights: form of the parameters: "f32", "bf16", "int8" or "int4".
         context: the longest text in tokens, prompt included.
         follow: serve every newer checkpoint of the run as soon as it exists.
+        models: further models at the same endpoint by the name that requests choose them with, each with workers of
+            its own.
         adapters: changes of the model by the name that requests choose them with: folders of `peft`, and runs that
             trained one. They share the model's parameters.
-        workers: processes that compute.
+        workers: processes that compute; by default one for each model.
         overrides: other keys, such as `{"serve.batch": 4, "serve.cache_mb": 512}`.
         run_dir: folder of journal and logs; by default a temporary one, which goes with the server.
         wait: return when requests are answered; the first time some functions of the model are compiled before that.
@@ -319,13 +332,18 @@ def serve(
         True
     """
     own = {"host": host, "port": port, "name": name, "weights": weights, "context": context, "follow": follow or None}
+    own["models"] = {key: _folder("a model", one) for key, one in (models or {}).items()} or None
     own["adapters"] = {key: _folder("an adapter", one) for key, one in (adapters or {}).items()} or None
     given = {f"serve.{key}": value for key, value in own.items() if value is not None}
     if twice := [key for key in given if key in (overrides or {})]:
         raise UserError(f"serve: {twice[0]} is in overrides, and an argument: leave one of them out")
+    needed = 1 + len(models or {})
     config = served_config(
         Path(_folder("a model", model)),
-        [*settings(overrides, workers=workers), *(f"{key}={toml_value(value)}" for key, value in given.items())],
+        [
+            *settings(overrides, workers=needed if workers is None else workers),
+            *(f"{key}={toml_value(value)}" for key, value in given.items()),
+        ],
     )
     kind_of(config).check(config)
     scratch = tempfile.TemporaryDirectory(prefix="planetary-serve-") if run_dir is None else None

@@ -82,7 +82,8 @@ async def host_run(config: Config, gateway: GatewayOptions, options: HostOptions
     process = _GatewayProcess(site_options, options)
     async with process:
         run = process.site.host_only(config, gateway)
-        await run.open()
+        for one in process.site.runs.values():
+            await one.open()
         process.announce(listening, str(gateway.folder), run.gateway.endpoint)
         end = await process.site.run_only()
     if not end.ok:

@@ -79,20 +79,26 @@ class HostedRun:
     """
 
     def __init__(
-        self, config: Config, options: GatewayOptions, security: Security, limits: PreparationLimits | None = None
+        self,
+        config: Config,
+        options: GatewayOptions,
+        security: Security,
+        limits: PreparationLimits | None = None,
+        gateway: Gateway[Any] | None = None,
     ) -> None:
         """Nothing is opened before `open`.
 
         `limits`: of the process that runs the job's code; None: it is the operator's own and runs in this one.
+        `gateway`: of the run, if it is made.
         """
         self.kind: RunKind = kind_of(config)
         self.folder = options.folder
-        self.gateway: Gateway[Any] = self.kind.gateway(config, options, security)
+        self.gateway: Gateway[Any] = gateway or self.kind.gateway(config, options, security)
         self._sinks_of, self._again = config, options.again
         self._barred = limits is not None and not self.kind.loads_code
         if limits is not None and self.kind.has_code(config):
-            gateway = self.gateway
-            gateway.prepare_first = lambda: prepare_apart(gateway.config, options, limits, gateway.set_stage)
+            own = self.gateway
+            own.prepare_first = lambda: prepare_apart(own.config, options, limits, own.set_stage)
         self.growth = Growth()
 
     async def open(self) -> None:

@@ -11,15 +11,16 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config, load_config, to_toml
 from planetary.core.configuration.schema import FabricConfig, Timings
-from planetary.core.errors import ConflictError, PlanetaryError, UserError
+from planetary.core.errors import ConflictError, UserError
 from planetary.core.printable import command_line, is_name
-from planetary.fleet.gateway.gateway import GatewayOptions, Security
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.reception import Reception
 from planetary.fleet.gateway.run_files import RunLock, has_run
 from planetary.fleet.protocol import messages as m
@@ -128,7 +129,6 @@ class Site:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stop: str | None = None
         self._stopping = asyncio.Event()
-        self._only: str | None = None
         spoken = worker_protocol()
         self._reception = Reception(
             self._take,
@@ -237,9 +237,17 @@ class Site:
         self.journal.append(SiteStopped(reason=self._stop))
 
     def host_only(self, config: Config, options: GatewayOptions) -> HostedRun:
-        """Return the one run of a site without a folder, not opened yet; the workers end with it."""
+        """Return the one run of a site without a folder, not opened yet; the workers end with it.
+
+        Runs that its kind has beside it are hosted, too.
+        """
+        run = self._host_beside(config, options, None)
+        for gateway in run.kind.beside(run.gateway, self.security):
+            self._host_beside(gateway.config, gateway.options, gateway)
+        return run
+
+    def _host_beside(self, config: Config, options: GatewayOptions, gateway: Gateway[Any] | None) -> HostedRun:
         name, kind = options.folder.name, kind_of(config)
-        self._only = name
         submitted = JobSubmitted(
             job=name,
             controller=kind.controller,
@@ -251,29 +259,33 @@ class Site:
         )
         self.journal.append(submitted)
         self.journal.append(JobStarted(job=name))
-        run = self.runs[name] = HostedRun(config, options, self.security)
+        run = self.runs[name] = HostedRun(config, options, self.security, gateway=gateway)
         return run
 
     async def run_only(self) -> Finish:
-        """Run the run of `host_only` to the end. Raises as `HostedRun.run`."""
-        assert self._only is not None
-        name, run = self._only, self.runs[self._only]
-        looking = asyncio.get_running_loop().create_task(self._keep_looking())
-        ok, reason = False, "an error"
+        """Run the runs of `host_only` until the first one ends, which ends the others. Raises as `HostedRun.run`."""
+        loop = asyncio.get_running_loop()
+        looking = loop.create_task(self._keep_looking())
         if self._stop is not None:
-            run.gateway.stop(self._stop)
+            self.stop(self._stop)
+        tasks = {name: loop.create_task(run.run()) for name, run in self.runs.items()}
         try:
-            end = await run.run()
-            ok, reason = end.ok, end.reason
-            return end
-        except PlanetaryError as error:
-            reason = str(error)
-            raise
+            ended, others = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+            for name, task in tasks.items():
+                if task in others:
+                    self.runs[name].gateway.stop("a run beside it ended")
+            if others:
+                await asyncio.wait(others)
+            return next((one for one in ended if one.exception() is not None), next(iter(ended))).result()
         finally:
             looking.cancel()
-            self.journal.append(JobEnded(job=name, ok=ok, reason=reason))
+            for task in tasks.values():
+                task.cancel()
+            outcomes = await asyncio.gather(*(outcome_of(task, name) for name, task in tasks.items()))
+            for name, outcome in zip(tasks, outcomes, strict=True):
+                self.journal.append(JobEnded(job=name, ok=outcome.ok, reason=outcome.reason))
             if self._stop is None:
-                await self.workers.dismiss_idle(reason)
+                await self.workers.dismiss_idle(outcomes[0].reason)
 
     async def _keep_looking(self) -> None:
         while True:

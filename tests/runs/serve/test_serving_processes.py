@@ -28,10 +28,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.compiles]
 class Server:
     """A running `planetary serve`."""
 
-    def __init__(self, run: Path, place: Path, *flags: str) -> None:
+    def __init__(self, run: Path, place: Path, *flags: str, beside: str = "") -> None:
         self.run = run
         self._log = (place / "serve.log").open("w+")
-        command = [sys.executable, "-m", "planetary", "serve", str(run), "--port=0", f"--run-dir={place / 'served'}"]
+        models = [str(run), *([beside] if beside else [])]
+        command = [sys.executable, "-m", "planetary", "serve", *models, "--port=0", f"--run-dir={place / 'served'}"]
         self.process = subprocess.Popen(
             [*command, f"--cache={place / 'cache'}", "--backend=cpu", *flags],
             stdout=self._log,
@@ -145,16 +146,21 @@ def test_a_newer_checkpoint_is_served_without_a_failed_request(server: Server) -
     assert httpx.get(f"{server.url}/models").json()["data"][0]["version"] == 2
 
 
-def test_lost_or_hanging_gateway_answers_again_by_itself(tmp_path: Path) -> None:
-    """Killed in the middle of a stream, and stopped: no client hangs, and later texts of base and adapter are equal."""
+def test_lost_or_hanging_gateway_answers_again_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed in the middle of a stream, and stopped: no client hangs, and later texts are equal.
+
+    They are those of two models at one endpoint, and of an adapter of the first.
+    """
     write_run(tmp_path / "noise", 1, seed=1)
+    write_run(tmp_path / "hum", 1, seed=2)
     rng, layer = np.random.default_rng(0), "blocks.1.mlp.up"
     values = {f"{layer}.lora_A.weight": (4, 32), f"{layer}.lora_B.weight": (128, 4)}
     tensors = {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in values.items()}
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [layer]}
     (tmp_path / "style").mkdir()
     write_adapter(tmp_path / "style", config, {name: name for name in tensors}, tensors, {})
-    server = Server(tmp_path / "noise", tmp_path, "--adapter", f"style={tmp_path / 'style'}")
+    adapter = f"style={tmp_path / 'style'}"
+    server = Server(tmp_path / "noise", tmp_path, "--adapter", adapter, beside=f"other={tmp_path / 'hum'}")
     try:
         client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=20)
 
@@ -175,7 +181,7 @@ def test_lost_or_hanging_gateway_answers_again_by_itself(tmp_path: Path) -> None
             end = time.monotonic() + 180
             while time.monotonic() < end:
                 try:
-                    return [text("noise"), text("style")]
+                    return [text(name) for name in names]
                 except openai.APIStatusError as error:
                     answers.add((error.status_code, error.response.headers["retry-after"]))
                 except openai.APIConnectionError:  # also a time-out
@@ -183,8 +189,14 @@ def test_lost_or_hanging_gateway_answers_again_by_itself(tmp_path: Path) -> None
                 time.sleep(0.2)
             raise AssertionError("\n".join(server.lines()))
 
-        before, first = [text("noise"), text("style")], server.gateway()
-        assert before[0] != before[1]
+        names = ("noise", "style", "other")
+        assert [one.id for one in client.models.list()] == [*names]
+        before, first = later(), server.gateway()
+        assert len({*before}) == 3
+        for place, run in ((0, "noise"), (2, "hum")):
+            alone = ["generate", str(tmp_path / run), "--prompt", "Again", "--tokens", "20", "--temperature", "0"]
+            assert main(alone) == 0
+            assert capsys.readouterr().out == f"Again{before[place]}\n"
         with pytest.raises((httpx.HTTPError, openai.APIError)):
             kill_in_stream(first)
         assert later() == before

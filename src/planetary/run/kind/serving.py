@@ -52,6 +52,28 @@ class Serving(RunKind):
 
         return Gateway(config, options, security, ServingSetup(load_served))
 
+    def beside(self, first: Gateway[Any], security: Security) -> Sequence[Gateway[Any]]:
+        import msgspec
+
+        from planetary.fleet.gateway.gateway import Gateway
+        from planetary.fleet.gateway.run_files import has_run
+        from planetary.run.model.served import load_served
+        from planetary.runs.serve.config import ServeConfig
+        from planetary.runs.serve.gateway import ServingSetup
+
+        serve, found = first.config.of(ServeConfig), []
+        assert isinstance(first.setup, ServingSetup)
+        for number, (name, path) in enumerate(serve.models.items(), 1):
+            folder = first.options.folder / f"{first.options.folder.name}-{number}"
+            config = first.config.having(msgspec.structs.replace(serve, model=path, name=name, models={}, adapters={}))
+            run = msgspec.structs.replace(config.run, name=f"{config.run.name}-{number}")
+            options = msgspec.structs.replace(first.options, folder=folder, resume=has_run(folder))
+            setup = ServingSetup(load_served)
+            setup.first = first.setup
+            first.setup.beside.append(setup)
+            found.append(Gateway(msgspec.structs.replace(config, run=run), options, security, setup))
+        return found
+
     def has_code(self, config: Config) -> bool:
         from planetary.runs.serve.config import ServeConfig
 

@@ -79,8 +79,9 @@ def load_served(config: Config) -> ServedModel:
             raise UserError(f"serve.adapters: the functions in {path} are compiled already, and take none")
         if config.of(ServeConfig).follow:
             raise UserError("serve.follow with serve.adapters: an adapter belongs to one version of its model")
-        if (name := config.of(ServeConfig).name or model.name) in adapters:
-            raise UserError(f"serve.adapters: {name!r} is the name of the model itself: give the adapter another")
+    name, beside = config.of(ServeConfig).name or model.name, config.of(ServeConfig).models
+    if twice := next((one for one in (name, *adapters) if one in beside or (one in adapters and one == name)), ""):
+        raise UserError(f"serve: two models are named {twice!r}: give each another name (NAME=FOLDER, serve.name)")
     told: dict[str, Any] = {}
     if config.of(ServeConfig).chat_template:
         try:

@@ -104,6 +104,11 @@ def _of_run(run: Path, digests: Mapping[str, str]) -> tuple[dict[str, tuple[np.n
     adapter = load_config(run / CONFIG).adapter
     if not adapter.rank:
         raise UserError(f"{run} trained no adapter ([adapter] rank): it is a model of its own")
+    if adapter.base != "f32":
+        raise UserError(
+            f"{run} trained its adapter beside a base in {adapter.base} (adapter.base), whose values are others: serve "
+            "the run itself"
+        )
     record = step_in_use(run, UntrainedTensors) or record_of(run / STEP, UntrainedTensors)
     if record is not None and (changed := first_change(record.frozen, digests)):
         raise UserError(f"{run} was trained with another base: {changed!r} has other values here")

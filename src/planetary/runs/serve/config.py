@@ -26,12 +26,14 @@ class ServeConfig(KindSection, frozen=True):
     """`[serve]`: a trained model behind an HTTP endpoint, in place of a training."""
 
     section: ClassVar[str] = "serve"
-    paths: ClassVar[tuple[str, ...]] = ("model", "adapters", "keys", "chat_template")
+    paths: ClassVar[tuple[str, ...]] = ("model", "models", "adapters", "keys", "chat_template")
 
     # run folder, checkpoint folder of one, folder of a pretrained model or of
     # `planetary export --serving`, or a StableHLO model; empty: this is a training
     model: str = ""
     name: str = ""  # model name for clients; empty: the folder's name
+    # further models at the same endpoint by name, { small = "folder" }: each has workers of its own, and the keys here
+    models: dict[str, Text] = msgspec.field(default_factory=dict)
     # changes of the model that clients choose by name, { style = "folder" }: folders of adapters as `peft` has them,
     # and run folders that trained one; they share the model's parameters
     adapters: dict[str, Text] = msgspec.field(default_factory=dict)

@@ -158,6 +158,8 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
         model: that is served, in the newest version; None: it is not loaded yet.
         shape: sizes that the model's functions are compiled for; None: they are not built yet.
         controller: decides; None: the run has not begun.
+        beside: other models of the same endpoint, each a run of its own in this process.
+        first: the one whose endpoint this is; None: this one.
     """
 
     protocol = SERVING
@@ -166,6 +168,8 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
     def __init__(self, load: LoadModel, compile_for: CompileFor = compile_model) -> None:
         """`load` reads the model the configuration names, in a thread; `compile_for` compiles the functions."""
         self._load, self._compile_for = load, compile_for
+        self.beside: list[ServingSetup] = []
+        self.first: ServingSetup | None = None
         self.model: ServedModel | None = None
         self.shape: ServingShape | None = None
         self.controller: ServingController | None = None
@@ -252,7 +256,11 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
     async def open(self, gateway: Gateway[Any]) -> None:
         """The endpoint answers from now on, at first that the model is not ready."""
         self._gateway = gateway
-        endpoint = await Endpoint.start(self, gateway.config.of(ServeConfig))
+        if self.first is not None:
+            gateway.before_close.callback(self._end_answers)
+            gateway.endpoint = self.first._opened.endpoint
+            return
+        endpoint = await Endpoint.start(self, gateway.config.of(ServeConfig), self.beside)
         gateway.endpoint, gateway.web_app = endpoint.url, endpoint.app
         gateway.before_close.push_async_callback(endpoint.close)
         gateway.before_close.callback(self._end_answers)
@@ -262,6 +270,24 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
             reader.put_nowait(SequenceOutput(number, (), "error"))
 
     def status(self, gateway: Gateway[Any]) -> ServingStatus:
+        """Return the status of the model; of the first one, with what the models beside it add."""
+        status = self._own_status(gateway)
+        others = [one._own_status(one._opened) for one in self.beside if one._gateway is not None]
+        waits = next((one for one in (status, *others) if one.state != "serving"), status)
+        return msgspec.structs.replace(
+            status,
+            state=waits.state,
+            stage=waits.stage if not others else f"{waits.model or waits.run}: {waits.stage}",
+            workers=(*status.workers, *(worker for one in others for worker in one.workers)),
+            events=tuple(sorted([*status.events, *(event for one in others for event in one.events)])),
+            running=status.running + sum(one.running for one in others),
+            waiting=status.waiting + sum(one.waiting for one in others),
+            servers=status.servers | {name: load for one in others for name, load in one.servers.items()},
+            tokens_total=status.tokens_total + sum(one.tokens_total for one in others),
+            tokens_per_s=status.tokens_per_s + sum(one.tokens_per_s for one in others),
+        )
+
+    def _own_status(self, gateway: Gateway[Any]) -> ServingStatus:
         controller = self.controller
         status = base_status(
             gateway,

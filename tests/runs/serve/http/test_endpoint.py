@@ -525,3 +525,43 @@ def test_a_model_without_a_chat_template_says_so() -> None:
             assert "--chat-template" in answer.json()["error"]["message"]
 
     asyncio.run(whole())
+
+
+def test_models_beside_each_other_are_chosen_by_name() -> None:
+    """Each has its own context and queue; one that is not loaded yet holds up no other."""
+
+    async def whole() -> None:
+        first, second, late = FakeService(), FakeService(script="second"), FakeService(workers=0)
+        assert second.model is not None
+        second.model, late.model = dataclasses.replace(second.model, name="writer"), None
+        endpoint = await Endpoint.start(first, ServeConfig(port=0), [second, late])
+        try:
+            async with (
+                asyncio.timeout(60),
+                openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0) as client,
+                httpx.AsyncClient(base_url=endpoint.url, timeout=20) as web,
+            ):
+                listed = (await web.get("/v1/models")).json()["data"]
+                assert [(one["id"], one["max_model_len"]) for one in listed] == [("hash", 128), ("writer", 4096)]
+                messages: Any = [{"role": "user", "content": "Hi"}]
+                answer = await client.chat.completions.create(model="writer", messages=messages)
+                assert answer.choices[0].message.content == "second"
+                unnamed = (await web.post("/v1/completions", json={"prompt": "a", "temperature": 0})).json()
+                assert unnamed["model"] == "hash"
+                assert (await web.post("/tokenize", json={"model": "writer", "prompt": "abc"})).json()["count"] == 3
+                refused = await web.post("/v1/completions", json={"prompt": "a", "model": "other"})
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+                assert (await web.get("/ready")).status_code == 503
+                late.model = first.model and dataclasses.replace(first.model, name="late")
+                late.join()
+                assert (await web.get("/ready")).status_code == 200
+                refused = await web.post("/v1/completions", json={"prompt": "a", "model": "other"})
+                assert refused.status_code == 404
+                assert "there is 'hash', 'writer', 'late'" in refused.json()["error"]["message"]
+                assert b"vllm:num_requests_running 0.0" in (await web.get("/metrics")).content
+        finally:
+            for service in (first, second, late):
+                service.close()
+            await endpoint.close()
+
+    asyncio.run(whole())

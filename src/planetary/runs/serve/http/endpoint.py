@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -45,6 +45,7 @@ from planetary.runs.serve.http.tools.families import format_of
 from planetary.runs.serve.http.tools.tool_format import AnswerReader, ToolFormat
 from planetary.runs.serve.http.unsupported_fields import note_ignored
 from planetary.runs.serve.program.served_model import ServedModel
+from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.scheduling.constraint import Constraint
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.web.access import Scope
@@ -66,6 +67,14 @@ _PAGE_HEADERS = {
 }
 
 
+class Served(NamedTuple):
+    """A model of a service, or one with an adapter of it."""
+
+    service: Service
+    model: ServedModel
+    shape: ServingShape
+
+
 class Endpoint:
     """A running server.
 
@@ -74,9 +83,12 @@ class Endpoint:
         url: of the root.
     """
 
-    def __init__(self, service: Service, options: ServeConfig) -> None:
-        """Raises `UserError` for unreadable keys, an unknown tool format, or an address without needed keys."""
-        self._service, self._options = service, options
+    def __init__(self, service: Service, options: ServeConfig, beside: Sequence[Service] = ()) -> None:
+        """Raises `UserError` for unreadable keys, an unknown tool format, or an address without needed keys.
+
+        `service`: of the model that requests without a name are for; `beside`: of other models.
+        """
+        self._services, self._options = (service, *beside), options
         self._access = KeyAccess(KeyFile(Path(options.keys)) if options.keys else None)
         if not options.keys and not is_local_name(options.host):
             raise UserError(
@@ -84,12 +96,12 @@ class Endpoint:
                 "--keys), or stay on 127.0.0.1"
             )
         self._origins = origins_of(options.origins, "serve.origins")
-        self._metrics = ServingMetrics(service)
+        self._metrics = ServingMetrics(self._services)
         self._chats = ChatRenderer()
         named = options.tool_format
         self._own_tool_format: type[ToolFormat] | None = TOOL_FORMATS.find(named) if named else None
         self._tool_formats: dict[str, ToolFormat] = {}  # by chat template
-        self._grammars: tuple[ServedModel, Grammars] | None = None
+        self._grammars: dict[int, Grammars] = {}  # by the id of the tokenizer, which each has
         self.url = ""
         self.app = application(
             (self,),
@@ -103,9 +115,9 @@ class Endpoint:
         self._server: WebServer | None = None
 
     @staticmethod
-    async def start(service: Service, options: ServeConfig) -> Endpoint:
+    async def start(service: Service, options: ServeConfig, beside: Sequence[Service] = ()) -> Endpoint:
         """Listen. Raises `UserError` as the constructor, `ResourceError` if the port is taken."""
-        endpoint = Endpoint(service, options)
+        endpoint = Endpoint(service, options, beside)
         await endpoint.listen()
         return endpoint
 
@@ -124,67 +136,71 @@ class Endpoint:
             await self._server.close()
         await self._chats.close()
 
-    def _loaded(self) -> ServedModel:
-        model = self._service.model
-        if model is None or self._service.shape is None:
-            raise ApiError(503, f"not ready yet: {self._service.why_not_ready}", code="not_ready", headers=RETRY)
-        return model
+    def _loaded(self) -> list[Served]:
+        """Return every model and adapter that can be asked for; the first one is that of requests without a name."""
+        return [
+            Served(one, chosen, one.shape)
+            for one in self._services
+            if one.model is not None and one.shape is not None
+            for chosen in (one.model, *one.model.variants)
+        ]
 
-    def _named(self, name: str | None) -> ServedModel:
+    def _named(self, name: str | None) -> Served:
         """Return the model a request asks for. Raises `ApiError`."""
-        model = self._loaded()
-        if name is None or name == model.name:
-            return model
-        found = next((one for one in model.variants if one.name == name), None)
-        if found is None:
-            served = ", ".join(repr(one.name) for one in (model, *model.variants))
-            raise ApiError(
-                404, f"the model {name!r} is not served; there is {served}", param="model", code="model_not_found"
-            )
-        return found
+        loaded = self._loaded()
+        found = [one for one in loaded if name in (one.model.name, None)]
+        if found and (name is not None or found[0].service is self._services[0]):
+            return found[0]
+        waits = next((one for one in self._services if one.model is None or one.shape is None), None)
+        if waits is not None:
+            raise ApiError(503, f"not ready yet: {waits.why_not_ready}", code="not_ready", headers=RETRY)
+        served = ", ".join(repr(one.model.name) for one in loaded)
+        raise ApiError(
+            404, f"the model {name!r} is not served; there is {served}", param="model", code="model_not_found"
+        )
 
     # --- models, texts as tokens, probes ----------------------------------------------------------------------
 
     @operation("GET", "/v1/models", **_OF_MODEL)
     async def list_models(self) -> dict[str, Any]:
-        """List the served model and the adapters beside it."""
-        model = self._loaded()
-        return {"object": "list", "data": [self._card(one) for one in (model, *model.variants)]}
+        """List the served models, each with the adapters beside it."""
+        self._named(None)
+        return {"object": "list", "data": [self._card(one) for one in self._loaded()]}
 
     @operation("GET", "/v1/models/{name:path}", **_OF_MODEL)
     async def get_model(self, name: str) -> dict[str, Any]:
-        """Return the served model."""
+        """Return a served model."""
         return self._card(self._named(name))
 
-    def _card(self, model: ServedModel) -> dict[str, Any]:
-        shape = self._service.shape
+    @staticmethod
+    def _card(served: Served) -> dict[str, Any]:
+        model, base = served.model, served.service.model
         return {
             "id": model.name,
             "object": "model",
             "created": 0,
             "owned_by": "planetary",
-            "max_model_len": 0 if shape is None else shape.window,
+            "max_model_len": served.shape.window,
             "version": model.version,
             "has_chat_template": bool(model.chat_template),
-            **({"parent": self._loaded().name} if model.adapter else {}),
+            **({"parent": base.name} if model.adapter and base is not None else {}),
         }
 
     @operation("POST", "/tokenize", **_OF_MODEL)
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         """Return the tokens of a text or a chat."""
-        model = self._named(body.model)
+        _, model, shape = self._named(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise wrong("prompt", "expected either a prompt or messages")
         text = body.prompt if body.prompt is not None else await self._chat_text(model, body)
         special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
         tokens = await encoded(model, text, special=special)
-        shape = self._service.shape
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": 0 if shape is None else shape.window}
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": shape.window}
 
     @operation("POST", "/detokenize", **_OF_MODEL)
     async def detokenize(self, body: DetokenizeRequest) -> dict[str, Any]:
         """Return the text of tokens."""
-        model = self._named(body.model)
+        model = self._named(body.model).model
         require_known(body.tokens, model, "tokens")
         text = await apart(len(body.tokens), lambda: model.tokenizer.decode(body.tokens))
         return {"prompt": text.decode(errors="replace")}
@@ -192,7 +208,7 @@ class Endpoint:
     @operation("GET", "/tokenizer_info", **_OF_MODEL)
     async def get_tokenizer_info(self) -> dict[str, Any]:
         """Return what evaluation harnesses ask for before they use `/tokenize`, as vLLM has it."""
-        model, shape = self._loaded(), self._service.shape
+        _, model, shape = self._named(None)
         names: dict[str, str | None] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"))
         if model.ends:
             names["eos_token"] = model.tokenizer.token_bytes(min(model.ends)).decode(errors="replace")
@@ -201,7 +217,7 @@ class Endpoint:
             **dict(model.special_tokens),
             "tokenizer_class": type(model.tokenizer).__name__,
             "chat_template": model.chat_template or None,
-            "model_max_length": 0 if shape is None else shape.window,
+            "model_max_length": shape.window,
         }
 
     @operation("GET", "/", group="page")
@@ -219,8 +235,9 @@ class Endpoint:
     @operation("GET", "/ready", group="probes", refuses=(503,))
     async def check_ready(self) -> dict[str, str]:
         """Answer 200 while requests are answered, as vLLM's and llama.cpp's `/health` does."""
-        if not self._service.is_ready:
-            raise ApiError(503, self._service.why_not_ready, code="not_ready", headers=RETRY)
+        waits = next((one for one in self._services if not one.is_ready), None)
+        if waits is not None:
+            raise ApiError(503, waits.why_not_ready, code="not_ready", headers=RETRY)
         return {"status": "ready"}
 
     @operation("GET", "/metrics", **_OF_MODEL)
@@ -235,7 +252,8 @@ class Endpoint:
         self, request: Request, by: Caller, body: CompletionRequest
     ) -> Annotated[dict[str, Any] | Response, Media(EVENTS)]:
         """Continue texts."""
-        model = self._named(body.model)
+        served = self._named(body.model)
+        model = served.model
         prompts = [
             await prompt_text(prompt, model, "prompt", special=body.add_special_tokens)
             for prompt in prompts_of(body.prompt, "prompt")
@@ -249,14 +267,14 @@ class Endpoint:
         texts = self._texts(
             by,
             body,
-            model,
+            served,
             [one.tokens for one in prompts],
             most=max(most, 1),
             likeliest=body.logprobs or 0,
             scores=scores,
             make=await self._constraints(model, body),
         )
-        generation = self._generation(request, body, model, texts)
+        generation = self._generation(request, body, served, texts)
         return await _given_out(generation, CompletionForm(body, model, prompts), is_streamed=bool(body.stream))
 
     # --- chat -------------------------------------------------------------------------------------------------
@@ -286,15 +304,15 @@ class Endpoint:
     async def count_message_tokens(self, body: CountTokensRequest) -> dict[str, int]:
         """Return the number of a chat's tokens."""
         chat = anthropic.chat_of(body)
-        model = self._named(chat.model)
+        model = self._named(chat.model).model
         return {"input_tokens": len(await encoded(model, await self._chat_text(model, chat), special=False))}
 
     async def _answer(
         self, request: Request, by: str, body: ChatRequest, form: Callable[[ServedModel, int], AnswerForm]
     ) -> dict[str, Any] | Response:
         """Return the answer to a chat; `form` is made of the model and the number of the prompt's tokens."""
-        model = self._named(body.model)
-        tools = body.tool_use
+        served = self._named(body.model)
+        model, tools = served.model, body.tool_use
         has_schema = body.response_format is not None and body.response_format.schema is not None
         if has_schema and tools.functions and not tools.is_forced:
             raise wrong("response_format", 'with tools it needs the tool_choice "none" or "required"')
@@ -305,16 +323,15 @@ class Endpoint:
             raise wrong("messages", "the chat is an empty text")
         if body.top_logprobs and not body.logprobs:
             raise wrong("top_logprobs", "needs logprobs to be true")
-        shape = self._service.shape
-        most = body.max_completion_tokens or body.max_tokens or (shape.window if shape is not None else 1)
+        most = body.max_completion_tokens or body.max_tokens or served.shape.window
         if tools.is_forced:
             schema = tools.schema(format_.key)
             make = await asyncio.to_thread(self._grammars_of(model).constraints, schema, "tools", is_spaced=True)
         else:
             make = await self._constraints(model, body)
-        texts = self._texts(by, body, model, [prompt], most=most, likeliest=body.top_logprobs or 0, make=make)
+        texts = self._texts(by, body, served, [prompt], most=most, likeliest=body.top_logprobs or 0, make=make)
         reader = partial(tools.reader, format_) if tools.functions else None
-        generation = self._generation(request, body, model, texts, reader)
+        generation = self._generation(request, body, served, texts, reader)
         return await _given_out(generation, form(model, len(prompt)), is_streamed=bool(body.stream))
 
     def _tool_format(self, model: ServedModel) -> ToolFormat:
@@ -359,8 +376,8 @@ class Endpoint:
     @operation("POST", "/v1/embeddings", **_OF_MODEL)
     async def embed(self, by: Caller, body: EmbeddingRequest) -> dict[str, Any]:
         """Return the mean of the last hidden states of each text's tokens, scaled to length 1."""
-        model, shape = self._named(body.model), self._service.shape
-        assert shape is not None
+        served = self._named(body.model)
+        service, model, shape = served
         if not shape.hidden:
             raise ApiError(
                 400,
@@ -374,7 +391,7 @@ class Endpoint:
         prompts = [(await prompt_text(prompt, model, "input")).tokens for prompt in prompts_of(body.input, "input")]
         texts = [
             SequenceRequest(
-                number=self._service.next_sequence(),
+                number=service.next_sequence(),
                 user=by or body.user or "",
                 prompt=tuple(prompt),
                 most=1,
@@ -383,10 +400,10 @@ class Endpoint:
             )
             for prompt in prompts
         ]
-        self._check_room(texts, "input")
+        self._check_room(served, texts, "input")
         for text in texts:
             self._metrics.prompt_tokens.inc(len(text.prompt))
-        means = await asyncio.gather(*(embedding_of(self._service, text) for text in texts))
+        means = await asyncio.gather(*(embedding_of(service, text) for text in texts))
         data = [
             {
                 "object": "embedding",
@@ -408,15 +425,15 @@ class Endpoint:
         return await asyncio.to_thread(self._grammars_of(model).constraints, body.response_format.schema)
 
     def _grammars_of(self, model: ServedModel) -> Grammars:
-        if self._grammars is None or self._grammars[0].tokenizer is not model.tokenizer:
-            self._grammars = model, Grammars(model)
-        return self._grammars[1]
+        if id(model.tokenizer) not in self._grammars:
+            self._grammars[id(model.tokenizer)] = Grammars(model)
+        return self._grammars[id(model.tokenizer)]
 
     def _texts(
         self,
         by: str,
         body: GenerationRequest,
-        model: ServedModel,
+        served: Served,
         prompts: list[list[int]],
         *,
         most: int,
@@ -425,8 +442,7 @@ class Endpoint:
         make: Callable[[], Constraint] | None = None,
     ) -> list[SequenceRequest]:
         """Return the texts of a request, under the constraints of `make`. Raises `ApiError` as `_check_room`."""
-        shape = self._service.shape
-        assert shape is not None
+        service, model, shape = served
         texts = []
         options = body.options(model.vocabulary)
         ends = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else model.ends)
@@ -434,7 +450,7 @@ class Endpoint:
             for choice in range(body.choices):
                 texts.append(
                     SequenceRequest(
-                        number=self._service.next_sequence(),
+                        number=service.next_sequence(),
                         user=by or body.user or "",
                         prompt=tuple(prompt),
                         most=most,
@@ -446,13 +462,12 @@ class Endpoint:
                         constraint=None if make is None else make(),
                     )
                 )
-        self._check_room(texts, "messages" if isinstance(body, ChatRequest) else "prompt")
+        self._check_room(served, texts, "messages" if isinstance(body, ChatRequest) else "prompt")
         return texts
 
-    def _check_room(self, texts: Sequence[SequenceRequest], param: str) -> None:
+    def _check_room(self, served: Served, texts: Sequence[SequenceRequest], param: str) -> None:
         """Raise `ApiError` for prompts that are too long, or too many texts."""
-        shape = self._service.shape
-        assert shape is not None
+        service, _, shape = served
         longest = max(len(text.prompt) for text in texts)
         if longest >= shape.window:
             raise ApiError(
@@ -462,10 +477,10 @@ class Endpoint:
                 param=param,
                 code="context_length_exceeded",
             )
-        if self._service.waiting + len(texts) > self._options.queue:
+        if service.waiting + len(texts) > self._options.queue:
             raise ApiError(
                 429,
-                f"{self._service.waiting} texts wait already; {self._options.queue} may",
+                f"{service.waiting} texts wait already; {self._options.queue} may",
                 code="queue_full",
                 headers=RETRY,
             )
@@ -474,15 +489,15 @@ class Endpoint:
         self,
         request: Request,
         body: GenerationRequest,
-        model: ServedModel,
+        served: Served,
         texts: list[SequenceRequest],
         reader: Callable[[], AnswerReader] | None = None,
     ) -> Generation:
         return Generation(
-            self._service,
+            served.service,
             self._metrics,
             texts,
-            tokenizer=model.tokenizer,
+            tokenizer=served.model.tokenizer,
             stops=body.stops,
             still_allowed=self._access.still_allows(request),
             reader=reader,

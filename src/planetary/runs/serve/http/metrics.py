@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from planetary.runs.serve.http.service import Service
@@ -19,10 +21,10 @@ class ServingMetrics:
         finished: counter by reason.
     """
 
-    def __init__(self, service: Service) -> None:
-        """Begin at 0; gauges are read from the service when they are asked for."""
+    def __init__(self, services: Sequence[Service]) -> None:
+        """Begin at 0; gauges are read from the services when they are asked for."""
         registry = self._registry = CollectorRegistry()
-        self._service = service
+        caches = len(services)
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts", registry=registry)
         self.generated_tokens = Counter("vllm:generation_tokens", "Generated tokens", registry=registry)
         self.first_token_s = Histogram(
@@ -38,9 +40,12 @@ class ServingMetrics:
             "vllm:request_success", "Finished texts by reason", ["finished_reason"], registry=registry
         )
         gauges = {
-            "vllm:num_requests_running": ("Texts that a worker computes", lambda: self._service.running),
-            "vllm:num_requests_waiting": ("Texts without a worker", lambda: self._service.waiting),
-            "vllm:kv_cache_usage_perc": ("Used part of the cache, 0 to 1", lambda: self._service.cache_used),
+            "vllm:num_requests_running": ("Texts that a worker computes", lambda: sum(one.running for one in services)),
+            "vllm:num_requests_waiting": ("Texts without a worker", lambda: sum(one.waiting for one in services)),
+            "vllm:kv_cache_usage_perc": (
+                "Used part of the cache, 0 to 1",
+                lambda: sum(one.cache_used for one in services) / caches,
+            ),
         }
         for name, (text, read) in gauges.items():
             Gauge(name, text, registry=registry).set_function(read)

@@ -1,7 +1,8 @@
-"""Write chats about sums, and a tokenizer with a chat template, into `examples/chat/`: the data of chat.toml.
+"""Write chats about sums, pairs of answers, and a tokenizer with a chat template: the data of chat.toml and dpo.toml.
 
-    python examples/chat_data.py
+    python examples/chat_data.py            # into examples/chat/
     planetary train examples/chat.toml
+    planetary train examples/dpo.toml
 
 The tokenizer's tokens are bytes, and two of ChatML. A pretrained model brings its own tokenizer and template.
 """
@@ -43,6 +44,13 @@ def chat(draw: random.Random) -> dict[str, list[dict[str, str]]]:
     return {"messages": messages}
 
 
+def pair(draw: random.Random) -> dict[str, str]:
+    """Return a record of a question, the right answer, and one that is a little off."""
+    a, b = draw.randrange(10), draw.randrange(10)
+    wrong = a + b + draw.choice((-2, -1, 1, 2))
+    return {"prompt": f"What is {a} + {b}?", "chosen": f"{a} + {b} = {a + b}", "rejected": f"{a} + {b} = {wrong}"}
+
+
 def main() -> None:
     """Write the files."""
     FOLDER.mkdir(exist_ok=True)
@@ -54,6 +62,8 @@ def main() -> None:
     draw = random.Random(0)
     lines = [json.dumps(chat(draw)) + "\n" for _ in range(2000)]
     (FOLDER / "chats.jsonl").write_text("".join(lines))
+    lines = [json.dumps(pair(draw)) + "\n" for _ in range(2000)]
+    (FOLDER / "pairs.jsonl").write_text("".join(lines))
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ def test_diffusion_example_has_the_columns_of_its_loss(tmp_path: Path) -> None:
     data.layout.check([TensorSpec(n, DTYPE_NAMES[a.dtype], a.shape) for n, a in batch.items()], 32, "")
 
 
-def test_chat_example_trains_what_the_assistant_says(tmp_path: Path) -> None:
-    """The script's chats and tokenizer are those that chat.toml names."""
+def test_chat_examples_train_what_the_assistant_says(tmp_path: Path) -> None:
+    """The script's chats, pairs and tokenizer are those that chat.toml and dpo.toml name."""
     script = runpy.run_path(str(EXAMPLES / "chat_data.py"))
     script["main"].__globals__["FOLDER"] = tmp_path / "chat"
     script["main"]()
@@ -46,6 +46,9 @@ def test_chat_example_trains_what_the_assistant_says(tmp_path: Path) -> None:
     assert "MB of chats; the first begins '<|im_start|>user\\nWhat is " in kind
     assert share == "of the training tokens 23.5% are targets: what the assistant says"
     assert (data.train.dtype, data.vocab_size) == ("i16", 258)
+    (tmp_path / "dpo.toml").write_text((EXAMPLES / "dpo.toml").read_text())
+    _, pairs = prepare(load_config(tmp_path / "dpo.toml"), tmp_path / "cache").notes
+    assert pairs.startswith("2000 pairs of answers, of which ")
 
 
 class AcceptedError(Exception):

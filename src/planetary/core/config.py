@@ -381,6 +381,8 @@ def _mathematics(config: Config) -> dict[str, Any]:
     )
     if config.data.sampling == "random":  # the keys' meaning before there were others
         del kept["data"]["sampling"]
+    if not config.data.has_pairs:
+        del kept["data"]["dpo_beta"]
     for key in ("columns", "packing"):
         if not kept["data"][key]:  # runs on tokens keep their hash
             del kept["data"][key]

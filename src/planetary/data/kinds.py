@@ -22,11 +22,12 @@ from typing import IO, Any, ClassVar
 import numpy as np
 
 from planetary.core.configuration.needs import Need
+from planetary.core.configuration.schema import PREFERENCE
 from planetary.core.errors import UserError
 from planetary.core.extension_points import FORMATS
 from planetary.core.registry import Chosen
 from planetary.data import formats
-from planetary.data.chat.records import Chat, chat_of
+from planetary.data.chat.records import Chat, chat_of, pair_of
 from planetary.data.document import Document
 from planetary.data.files import HEAD_BYTES, SUPPORTED, SourceFile, files_of, open_file, peeked, telling
 
@@ -306,6 +307,17 @@ class ChatRecords(DataFormat):
     def chats(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Chat]]:
         for where, record in self.records(stream, file):
             yield where, chat_of(record, where)
+
+
+class PreferenceRecords(ChatRecords):
+    """Pairs of answers to a prompt, in files as those of chats: every first chat is preferred to the one behind it."""
+
+    name, title = PREFERENCE, "pairs of answers"
+
+    def chats(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Chat]]:
+        for where, record in self.records(stream, file):
+            for chat in pair_of(record, where):
+                yield where, chat
 
 
 CHAT_NOTATIONS = ("parquet", "arrow", "jsonl", "json")

@@ -27,6 +27,7 @@ from planetary.core.tensors import host_dtype
 from planetary.core.token_slice import array_dtype, element_bytes
 from planetary.data.document import Document
 from planetary.data.packing import Packer
+from planetary.data.pairs import pair_examples
 from planetary.data.prepared_data import PreparedData
 from planetary.data.recipe import FORMAT, Recipe, RecipePart, recipe_of
 from planetary.data.shuffle import permutation
@@ -366,6 +367,13 @@ def _write_source(  # noqa: PLR0917 - the two files, and how to write them
             for out, chosen in ((train, ~is_held), (held, is_held)):
                 out.write(_as_elements(examples[chosen], part.columns.layout))
         return part.columns.count
+    if layout is not None and config.data.has_pairs:
+        pairs = 0
+        for name, example in pair_examples(encoded(part, tokenizer), layout, part.source):
+            is_held = is_held_out(name, config.data.held_out_fraction)
+            (held if is_held else train).write(_as_elements(example, layout))
+            pairs += 1
+        return pairs
     if layout is not None:
         return _write_packed(config, part, tokenizer, layout, {False: train, True: held})
     count, many = 0, part.contents.has_many_documents
@@ -483,6 +491,8 @@ def prepare(config: Config, cache_dir: str | Path) -> PreparedData:
             f"{preparation.documents} documents are packed into {preparation.train_count} training sequences, of whose "
             f"places {preparation.target_share:.1%} are targets",
         )
+    elif preparation.layout is not None and recipe.has_chats:
+        notes += (f"{preparation.documents} pairs of answers, of which {preparation.train_count} are trained on",)
     elif recipe.has_chats:
         notes += (f"of the training tokens {preparation.target_share:.1%} are targets: what the assistant says",)
     for note in notes:

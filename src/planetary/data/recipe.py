@@ -21,6 +21,8 @@ from planetary.data.document import Document
 from planetary.data.files import SourceFile
 from planetary.data.kinds import holds_tokens
 from planetary.data.packing import packed_layout
+from planetary.data.pairs import FORMAT as PAIRS
+from planetary.data.pairs import pair_layout
 from planetary.data.sources import STDLIB, SourceContents, documents, source_contents
 from planetary.data.tokenizer import BYTE_TOKENIZER, CHAR_TOKENIZER, U16_TOKENS, Tokenizer, load_tokenizer
 
@@ -72,7 +74,7 @@ class RecipePart(msgspec.Struct, frozen=True):
         """Return a bound of the elements of the prepared files: stored bytes of text, or the number of examples."""
         if self.columns is not None:
             return self.columns.count
-        return self.contents.nbytes / (config.train.sequence_length if config.data.packing else 1)
+        return self.contents.nbytes / (config.train.sequence_length if config.data.has_examples else 1)
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents of a text source."""
@@ -95,12 +97,13 @@ class Recipe(msgspec.Struct, frozen=True):
     characters: bool
     least_held_out: int  # blocks; 0: whatever `data.held_out_fraction` gives
     packing: bool = False  # documents are packed
+    pairs: bool = False  # examples are pairs of answers
 
     def layout(self, tokenizer: Tokenizer | None, length: int) -> ExampleLayout | None:
         """Return the form of an example of several arrays; None: the files hold tokens."""
-        if self.packing:
+        if self.packing or self.pairs:
             assert tokenizer is not None
-            return packed_layout(length, tokenizer.vocab_size)
+            return (pair_layout if self.pairs else packed_layout)(length, tokenizer.vocab_size)
         return None if self.parts[0].columns is None else self.parts[0].columns.layout
 
     @property
@@ -172,6 +175,8 @@ def recipe_of(config: Config, cache: Path) -> Recipe:
         described["chats"] = sorted(chats)
     if data.packing:
         described["packed"] = [PACKING, config.train.sequence_length]
+    if data.has_pairs:
+        described["pairs"] = [PAIRS, config.train.sequence_length]
     if data.sampling != "random":
         described["in_order"] = True
     if any(part.read_as for part in parts):
@@ -181,7 +186,7 @@ def recipe_of(config: Config, cache: Path) -> Recipe:
     if len(parts) > 1:
         described["mixture"] = [[part.contents.digest, part.kind, part.text_key, part.weight] for part in parts]
     key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-    return Recipe(key, parts, tokenizer, characters, least, data.packing)
+    return Recipe(key, parts, tokenizer, characters, least, data.packing, data.has_pairs)
 
 
 def _column_part(one: DataSource, names: Sequence[str], cache: Path) -> RecipePart:

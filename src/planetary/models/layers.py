@@ -106,11 +106,35 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
         targets: i32 [...], each below V; negative ones do not count. Picked by comparison, not by a gather: the
             gradient is no scatter.
     """
+    return mean_of_counted(token_losses(logits, targets), targets)
+
+
+def token_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Return `-log softmax(logits)[target]` in nats, [...], for `logits` [..., V]; arbitrary where a target is < 0."""
     top = stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     shifted = logits - top
     log_total = jnp.log(jnp.sum(jnp.exp(shifted), axis=-1))
     chosen = jnp.where(targets[..., None] == jnp.arange(logits.shape[-1]), shifted, 0.0)
-    return mean_of_counted(log_total - jnp.sum(chosen, axis=-1), targets)
+    return log_total - jnp.sum(chosen, axis=-1)
+
+
+def text_log_probabilities(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Return the log-probability in nats of each text's targets, [...], for `logits` [..., T, V]; those < 0 are out."""
+    return -jnp.sum(jnp.where(targets >= 0, token_losses(logits, targets), 0.0), axis=-1)
+
+
+def preference_loss(now: jax.Array, reference: jax.Array, beta: float) -> jax.Array:
+    """Mean over pairs of `-log sigmoid(beta * margin)`: DPO (Rafailov et al. 2023, arXiv:2305.18290, equation 7).
+
+    Args:
+        now: log-probabilities of the preferred answers and of the others, [B, 2].
+        reference: the same by the model that training began with.
+        beta: strength of the pull towards that model.
+    """
+    moved = now - reference
+    margin = beta * (moved[:, 0] - moved[:, 1])
+    top = stop_gradient(jnp.maximum(-margin, 0.0))  # no kink at 0, where every pair begins
+    return jnp.mean(top + jnp.log(jnp.exp(-top) + jnp.exp(-margin - top)))
 
 
 def mean_of_counted(losses: jax.Array, targets: jax.Array) -> jax.Array:

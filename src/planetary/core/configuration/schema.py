@@ -121,6 +121,10 @@ class AdapterConfig(Section, frozen=True):
 FormatName = Annotated[str, extension("data format", "")]
 
 
+PREFERENCE = "preference"
+"""The `data.format` of pairs of answers, which another loss than the model's is for."""
+
+
 class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of several sources: `{ source = "notes/*.md", weight = 0.3 }`."""
 
@@ -149,6 +153,9 @@ class DataConfig(Section, frozen=True):
     # names of the columns that a batch is made of, for a source with columns of arrays: .npz, .npy, parquet, arrow, or
     # a data set such as "my_data.py:Dataset"; empty: all of an .npz or a data set, and of other files none
     columns: tuple[Text, ...] = ()
+    # pairs of answers (format = "preference"): how far a model may move from the first one for a pair's sake, the beta
+    # of DPO; smaller is farther
+    dpo_beta: Positive = 0.1
     # documents are packed whole into sequences with `segment_ids` and `positions`, for a model that takes them
     packing: bool = False
     held_out_fraction: ProperFraction = 0.05  # share of the data that is never trained on
@@ -171,6 +178,13 @@ class DataConfig(Section, frozen=True):
                 f'data.shuffle_leases: only data.sampling = "fifo" has an effect of it, found "{self.sampling}", which '
                 "draws the order"
             )
+        if self.dpo_beta != DataConfig().dpo_beta and not self.has_pairs:
+            return 'data.dpo_beta is for pairs of answers, data.format = "preference"; leave it out'
+        if self.has_pairs and not all(one.format == PREFERENCE for one in self.parts):
+            return 'data.sources has pairs of answers (format = "preference") and other data beside each other'
+        if self.has_pairs and (self.packing or self.has_columns):
+            key = "packing" if self.packing else "columns"
+            return f"data.{key}: a pair of answers is an example by itself; leave it out"
         if self.columns and self.packing:
             return "data.packing is for texts, and data.columns for arrays: leave one of the two out"
         if len(set(self.columns)) < len(self.columns):
@@ -213,7 +227,12 @@ class DataConfig(Section, frozen=True):
     @property
     def has_examples(self) -> bool:
         """Whether the training data is examples of several arrays; tokens otherwise."""
-        return self.has_columns or self.packing
+        return self.has_columns or self.packing or self.has_pairs
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether examples are pairs of answers, of which one is preferred."""
+        return any(one.format == PREFERENCE for one in self.parts)
 
     @property
     def parts(self) -> tuple[DataSource, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -107,6 +108,38 @@ def _conversation(record: Any, where: str) -> tuple[list[dict[str, Any]], int]:
     if isinstance(record.get("system"), str) and messages and messages[0]["role"] != "system":
         messages, first = [{"role": "system", "content": record["system"]}, *messages], first + bool(first)
     return messages, first
+
+
+def pair_of(record: Any, where: str) -> tuple[Chat, Chat]:
+    """Return a record's prompt with the preferred answer, and with the other one.
+
+    `prompt`, `chosen` and `rejected` are texts or messages. Without a `prompt`, the answers are whole chats, and the
+    messages they begin with alike are the prompt.
+
+    Raises:
+        UserError: as `chat_of`; an answer is missing or no single message of the assistant, or both are the same.
+    """
+    if not isinstance(record, Mapping):
+        raise UserError(f"{where}: expected an object with prompt, chosen and rejected, found {type(record).__name__}")
+    if missing := [name for name in ("chosen", "rejected") if record.get(name) in (None, "", [])]:
+        has = ", ".join(map(repr, record)) or "nothing"
+        raise UserError(f"{where} has no {missing[0]!r}: a pair is prompt, chosen and rejected; it has {has}")
+    sides = {name: record[name] for name in ("chosen", "rejected")}
+    prompt = record.get("prompt")
+    if prompt is None:
+        whole = [_listed(side, name, f"{where}, without a 'prompt'") for name, side in sides.items()]
+        common = sum(1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(*whole, strict=False)))
+        prompt, sides = whole[0][:common], {name: side[common:] for name, side in zip(sides, whole, strict=True)}
+    if sides["chosen"] == sides["rejected"]:
+        raise UserError(f"{where}: 'chosen' and 'rejected' are the same, so neither is preferred")
+    rest = {name: record[name] for name in ("system", "tools") if name in record}
+    chats = []
+    for name, side in sides.items():
+        chat = chat_of({**rest, "prompt": prompt, "completion": side}, f"{where}, {name}")
+        if chat.turns != (len(chat.messages) - 1,) or (isinstance(side, list) and len(side) != 1):
+            raise UserError(f"{where}: expected one message of the assistant as {name!r}, found {_shown(side)}")
+        chats.append(chat)
+    return chats[0], chats[1]
 
 
 def _listed(value: Any, key: str, where: str) -> list[Any]:

@@ -28,7 +28,8 @@ from planetary.data.tokenizer import JsonTokenizer, Tokenizer
 from planetary.data.tokenizer_settings import TOKENIZER_CONFIG_FILE
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG
 from planetary.run.model.pretrained_files import CARD_FILE, COMPANIONS, kept_files
-from planetary.run.model.trained_model import all_values, code_of, tokenizer_of_run, tree_names
+from planetary.run.model.trained_model import all_values, tokenizer_of_run, tree_names
+from planetary.runs.rounds.preparation.model_code import code_of
 from planetary.runs.rounds.preparation.options import builder_options
 
 DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}

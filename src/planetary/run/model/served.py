@@ -35,7 +35,6 @@ from planetary.run.kinds import kind_of
 from planetary.run.model.served_adapters import with_adapters
 from planetary.run.model.trained_model import (
     all_values,
-    code_of,
     fill_tree,
     graph_logits,
     model_of_run,
@@ -43,6 +42,7 @@ from planetary.run.model.trained_model import (
     tree_names,
     weights_in,
 )
+from planetary.runs.rounds.preparation.model_code import code_of
 from planetary.runs.rounds.preparation.options import builder_options, given_weights, model_of, stored_names
 from planetary.runs.serve.config import ServeConfig, is_graph
 from planetary.runs.serve.program.exported_model import is_exported, read_exported

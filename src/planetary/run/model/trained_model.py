@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import numpy as np
 
 from planetary.artifacts.ternary_matrices import read_weights
 from planetary.compiler.check.logits import Logits, find_logits
-from planetary.compiler.frontend.export import Model, find_builder
-from planetary.compiler.frontend.framework import ModuleBuilder
+from planetary.compiler.frontend.export import Model
 from planetary.core.adapters import merged_values
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function
 from planetary.core.deviations import as_float
@@ -22,7 +20,8 @@ from planetary.core.tensors import digest_of
 from planetary.data.kinds import holds_tokens
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, SAVED_TOKENIZER, Tokenizer, load_tokenizer
 from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED, STEP, kept_place
-from planetary.runs.rounds.preparation.options import builder_options, model_of, refuse_ternary_twice
+from planetary.runs.rounds.preparation.model_code import logits_of
+from planetary.runs.rounds.preparation.options import model_of, refuse_ternary_twice
 from planetary.runs.rounds.preparation.prepared_steps import UntrainedTensors, first_change
 from planetary.runs.rounds.preparation.run_step import record_of, step_in_use
 
@@ -163,7 +162,7 @@ def can_generate(config: Config) -> bool:
     """
     try:
         if is_function(config.model.source):
-            _logits_of(config.model.source)
+            logits_of(config.model.source)
             return True
         model = model_of(config)
         places = config.train.batch_size * config.train.sequence_length
@@ -192,29 +191,3 @@ def graph_logits(model: Model, values: Mapping[str, np.ndarray]) -> tuple[Logits
         )
     found = find_logits(model.evaluation)
     return found, found.values({**model.initial("buffer"), **values})
-
-
-def _logits_of(source: str) -> Callable[..., jax.Array]:
-    place = source.rpartition(":")[0]
-    builder = find_builder(source)
-    if isinstance(builder, ModuleBuilder):
-        return builder.logits
-    try:
-        return find_builder(f"{place}:logits")
-    except UserError as error:
-        raise UserError(
-            f"cannot generate with the model {source}: {error}. Add `logits(params, tokens, **options)` "
-            "beside it, which returns [batch, sequence, vocabulary]"
-        ) from error
-
-
-def code_of(config: Config) -> tuple[Callable[..., jax.Array], Any]:
-    """Return `logits(params, tokens)` of a run's function or PyTorch module, and the parameters at the start.
-
-    Raises `UserError` for a model without logits.
-    """
-    source = config.model.source
-    logits, builder = _logits_of(source), find_builder(source)
-    _, template, _ = builder(**builder_options(config, source))
-    of = source if isinstance(builder, ModuleBuilder) else f"{source.rpartition(':')[0]}:logits"
-    return partial(logits, **builder_options(config, of)), template

@@ -89,6 +89,8 @@ _FABRIC = (
     "threads",
 )
 
+_EXAMPLES = ("data.columns", "data.packing", "data.dpo_beta")
+
 HONOURED = HonouredKeys(
     kind="mixture",
     keys=(
@@ -116,7 +118,7 @@ HONOURED = HonouredKeys(
         **dict.fromkeys(("eval.patience", "eval.least_gain"), "its length is train.rounds: composers end together"),
         "model.smaller": "its length is train.rounds, and its model has one size",
         "model.roles": "its model is a function, whose arguments have names",
-        **dict.fromkeys(("data.columns", "data.packing"), "a composer trains on tokens, and on every one of them"),
+        **dict.fromkeys(_EXAMPLES, "a composer trains on tokens, and on every one of them"),
         **dict.fromkeys(("model.freeze", "adapter.*"), "composers and owners train all parameters"),
         "train.inner_state": "a composer keeps the optimizer's state",
         "train.target_minutes": "its length is train.rounds",

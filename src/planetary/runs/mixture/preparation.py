@@ -187,6 +187,8 @@ def prepare_mixture(
     for warning in check_mixture(config):
         log.warning("%s", warning)
     stage("preparing the data")
+    if config.data.has_pairs:
+        raise UserError('data.format = "preference": a composer trains on tokens, and not on pairs of answers')
     data = prepare(config, cache / "data")
     if data.layout is not None:
         raise UserError(

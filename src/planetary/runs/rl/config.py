@@ -123,6 +123,7 @@ NEW = HonouredKeys(
             f"data.{key}": STARTED.without["data.*"]
             for key in ("held_out_fraction", "sampling", "shuffle_leases", "max_epochs", "columns", "packing")
         },
+        "data.dpo_beta": STARTED.without["data.*"],
     },
 )
 """Of a policy that `[model]` describes."""

@@ -89,10 +89,13 @@ GRAPH = HonouredKeys(
     without={
         "serve.adapters": "a compiled graph has no layers by name",
         **dict.fromkeys(("model.source", "model.options", "model.smaller", "model.freeze"), _OF_MODEL),
-        **{f"data.{key}": _TRAINS for key in ("source", "sources", "text_key", "format", "held_out_fraction")},
         **{
             f"data.{key}": _TRAINS
-            for key in ("delivery", "sampling", "shuffle_leases", "max_epochs", "columns", "packing")
+            for key in ("source", "sources", "text_key", "format", "held_out_fraction", "dpo_beta")
+        },
+        **{
+            f"data.{key}": _TRAINS
+            for key in ("delivery", "sampling", "shuffle_leases", "max_epochs", "columns", "packing", "dpo_beta")
         },
         **{key: why for key, why in CODED.without.items() if key not in ("model.*", "data.*")},
     },

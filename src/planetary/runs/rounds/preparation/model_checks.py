@@ -170,6 +170,8 @@ def _plain_batch(spec: StepSpec, layout: ExampleLayout | None) -> list[np.ndarra
             values = np.ones_like(values)
         if layout is not None and column_name(part) == "positions":
             values = np.broadcast_to(np.arange(part.shape[1]), part.shape)
+        if layout is not None and column_name(part) == "targets" and values.ndim == 3:
+            values = np.stack([values[:, 0], 1 - values[:, 0]], 1)  # of two answers, whose losses must not cancel out
         batch.append(values)
     return batch
 

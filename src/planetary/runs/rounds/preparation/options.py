@@ -82,7 +82,11 @@ def model_of(config: Config) -> Model:
     from planetary.compiler.frontend.weights import frozen
 
     given, source = config.model, config.model.source
-    if is_function(source):
+    if config.data.has_pairs:
+        from planetary.runs.rounds.preparation.preference import preference_model
+
+        model = preference_model(config)
+    elif is_function(source):
         model = export_model(source, builder_options(config, source), roles=given.roles)
     else:
         model = load_model(source, roles=given.roles, values_follow=bool(given.weights))

@@ -109,6 +109,11 @@ def prepare_run(
         )
     store, options = BlobStore(cache / "blobs"), step_options(config, marked_targets=data.is_marked)
     record = find_record(store, config, options, own)
+    if config.data.has_pairs:
+        from planetary.runs.rounds.preparation.preference import with_reference
+
+        stage("the pairs' log-probabilities by the model as it is")
+        data = with_reference(config, data, store, record)
     if record is None:
         record = _make_step(config, options, store, data, stage=stage, made=made)
         if own is not None:

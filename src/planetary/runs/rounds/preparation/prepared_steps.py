@@ -181,6 +181,7 @@ def made_from(config: Config, options: StepOptions) -> str:
         "model": made,
         "adapter": msgspec.to_builtins(config.adapter) | {"start": _absolute(config.adapter.start)},
         "options": msgspec.to_builtins(options),
+        "loss": ["dpo", config.data.dpo_beta] if config.data.has_pairs else "",
         "batch_size": train.batch_size,
         "sequence_length": train.sequence_length,
         "seed": config.run.seed,

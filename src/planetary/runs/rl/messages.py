@@ -69,7 +69,7 @@ class PolicyWeights(m.RoleMessage, frozen=True, kw_only=True):
 class SampleRollouts(m.RoleMessage, frozen=True, kw_only=True):
     """Continue rollouts with the newest weights; answer with `RolloutsSampled`. The rollouts follow as tensors.
 
-    They are `tokens` i32 of all rollouts one after the other, `lengths` i32, `seeds` u32, `most` i32 and
+    They are `tokens` i32 of all rollouts one after the other, `lengths` i32, `seeds` i64, `most` i32 and
     `temperatures` f32 (0: always the likeliest token), one a rollout.
     """
 

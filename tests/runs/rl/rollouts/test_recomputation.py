@@ -243,3 +243,15 @@ def test_a_prompt_that_does_not_fit_is_named() -> None:
     held = Rollouts(Long(), Letters(), LIMITS, seed=0, completions=2)
     with pytest.raises(UserError, match="a prompt has 20 tokens: expected 1 to 15"):
         held.to_sample(False, (1,))
+
+
+def test_rollouts_of_a_run_and_of_the_next_seed_share_no_noise() -> None:
+    """A seed for each group, member and turn, held out or not."""
+    seeds: list[int] = []
+    for run_seed in range(2):
+        found = Rollouts(Words(), Letters(), LIMITS, seed=run_seed, completions=16)
+        for held_out in (False, True):
+            numbers = range(8) if held_out else range(1, 400)
+            seeds += found.drawings(held_out, numbers)[0]
+    assert len(set(seeds)) == len(seeds) > 12_000
+    assert all(0 <= seed < 2**63 for seed in seeds)

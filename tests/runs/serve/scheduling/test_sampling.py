@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planetary.core.errors import UserError
-from planetary.runs.serve.scheduling.sampling import Candidates, SamplingOptions, draw
+from planetary.runs.serve.scheduling.sampling import Candidates, SamplingOptions, choice_seed, draw
 
 ROW = np.log(np.array([0.05, 0.4, 0.1, 0.25, 0.2], np.float32))
 ORDER = np.argsort(-ROW).astype(np.int32)
@@ -83,3 +83,11 @@ def test_tokens_without_text_are_not_drawn() -> None:
 def test_options_that_mean_nothing_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
         SamplingOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_choices_of_different_seeds_share_no_noise() -> None:
+    """Choice i of seed s is not choice 0 of seed s + i, nor that of any other seed or choice."""
+    seeds = [choice_seed(seed, choice) for seed in (*range(1000), 2**63 - 5, 2**63 - 1) for choice in range(64)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert not {choice_seed(7, choice) for choice in range(1, 1000)} & set(range(100_000))

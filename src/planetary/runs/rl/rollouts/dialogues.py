@@ -158,7 +158,7 @@ class Rollouts:
         return {
             "tokens": np.array([token for rollout in rollouts for token in rollout], np.int32),
             "lengths": np.array([len(rollout) for rollout in rollouts], np.int32),
-            "seeds": np.array(seeds, np.uint32),
+            "seeds": np.array(seeds, np.int64),
             "most": np.array(most, np.int32),
             "temperatures": np.array(temperatures, np.float32),
         }
@@ -332,7 +332,7 @@ class Rollouts:
 
     def _seed_of(self, held_out: bool, number: int, member: int, turn: int) -> int:
         text = f"{self._seed} {held_out} {number} {member} {turn}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def _temperature(held_out: bool, member: int) -> float:

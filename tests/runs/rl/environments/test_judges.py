@@ -118,6 +118,10 @@ def test_a_reward_cannot_write_verdicts_by_itself(tmp_path: Path) -> None:
         ("class Reward: pass", "Reward: no Task; expected a class derived from planetary.extend.Task"),
         (f"{TASK}class Reward(Task): pass", "Reward: the class lacks judge"),
         (
+            f"{TASK}class Reward(Task):\n    judge = print\n    def problems(self): return 1 / 0",
+            "Reward: its prompts or tools: ZeroDivisionError",
+        ),
+        (
             f"{TASK}class Reward(Task):\n    def judge(self, prompts): return 1",
             "called with .prompt, completions, meta.",
         ),

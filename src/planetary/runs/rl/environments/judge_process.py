@@ -99,6 +99,16 @@ def loaded(name: str) -> tuple[Task | None, str]:
         return None, str(error)
 
 
+def described(task: Task, name: str, request: Request) -> Answer:
+    """Return the answer to the first request: the task's tools, and its prompts where they are wanted."""
+    try:
+        problems = tuple(task.problems()) if request.wants_problems else ()
+        return Answer(request.ticket, Judged(), tuple(map(dict, task.tools)), problems)
+    except Exception as error:  # noqa: BLE001 - a user's code can raise whatever Python can
+        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        return Answer(request.ticket, Judged(problem=f"task {name}: its prompts or tools: {reason[:500]}"))
+
+
 def judged(task: Task, case: Case) -> Judged:
     """Return the verdict on a case; an exception of the environment is a problem of the case."""
     try:
@@ -130,8 +140,7 @@ def main() -> None:
                 verdict = Judged(problem=LEFT_RUNNING)
             answer = Answer(request.ticket, verdict)
             if task is not None and request.case is None:
-                problems = tuple(task.problems()) if request.wants_problems else ()
-                answer = Answer(request.ticket, verdict, tuple(map(dict, task.tools)), problems)
+                answer = described(task, name, request)
             data = msgspec.json.encode(answer) + b"\n"
             while data:
                 data = data[os.write(answers, data) :]

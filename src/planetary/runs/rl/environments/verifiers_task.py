@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from planetary.core.errors import UserError, did_you_mean
+from planetary.data.chat.records import prompt_of
 from planetary.runs.rl.environments.tasks import Problem, Task
 
 if TYPE_CHECKING:
@@ -57,9 +58,10 @@ class VerifiersTask(Task):
 
     def problems(self) -> Sequence[Problem]:
         rows = self._environment.get_dataset()
+        asked = (prompt_of({"messages": row["prompt"]}, f"row {number}")[0] for number, row in enumerate(rows))
         return [
-            Problem([dict(one) for one in row["prompt"]], str(row.get("answer") or ""), {"row": number})
-            for number, row in enumerate(rows)
+            Problem(messages, str(row.get("answer") or ""), {"row": number})
+            for number, (messages, row) in enumerate(zip(asked, rows, strict=True))
         ]
 
     def judge(self, prompt: Any, completions: Sequence[str], meta: Mapping[str, Any]) -> float | str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from bad_input_support import events, gateway, node_flags, started, wait_for
 from chat_support import tokenizer_folder
 
 import planetary
@@ -85,6 +88,54 @@ def test_rounds_go_on_after_a_worker_and_the_gateway_are_killed(tmp_path: Path, 
     assert last.reference_divergence is not None
     assert (folder / "reward.png").exists()
     assert again.params().keys() == again.checkpoint().velocity.keys()
+
+
+def test_actors_and_learners_are_apart_on_four_workers(tmp_path: Path, shared_cache: Path) -> None:
+    """Two nodes of two workers: one samples, one trains. Each round's bytes are those of weights and rollouts."""
+    sections = {**TINY, "data": {}, "train": {**TINY["train"], "rounds": 7}, "fabric": {"workers": 4, "threads": 1}}
+    rl = {**TINY["rl"], "ahead": 1, "lag": 1, "groups": 4, "imitated_rounds": 1, "kl": 0.0}
+    config = tmp_path / "apart.toml"
+    config.write_text(_toml({**sections, "rl": rl, "eval": {"every": 3}}))
+    with gateway(config, tmp_path, shared_cache, plain=True) as (process, announced):
+        wait_for("the run began", lambda: events(tmp_path / "run"), process, 200)
+        flags = [*node_flags(announced, tmp_path, shared_cache), "--scale=2", "--threads=1"]
+        with contextlib.ExitStack() as nodes:
+            for role in ("actor", "learner"):
+                own = [f"--role={role}", f"--node-name={role}", f"--state={tmp_path / role}"]
+                nodes.enter_context(started("node-manager", *flags, *own, cwd=tmp_path, log=tmp_path / f"{role}.log"))
+            assert process.wait(200) == 0, (tmp_path / "gateway.log").read_text()
+    found = events(tmp_path / "run")
+    sampled = [event for event in found if event["event"] == "group_sampled"]
+    learned = [event for event in found if event["event"] == "groups_learned"]
+    assert {event["worker"] for event in sampled} == {"actor/0", "actor/1"}
+    assert {event["worker"] for event in learned} <= {"learner/0", "learner/1"}
+    shares = [event["worker"] for event in learned if event["round"] > 3]  # both have joined by then
+    assert shares.count("learner/0") == shares.count("learner/1") == 4
+    # With rl.ahead = 1 the texts of a round are sampled while the round before is trained.
+    lags = {event["version"] - version for event in learned for version in event["sampled"] if event["round"] > 1}
+    assert 1 in lags <= {0, 1}
+    run = planetary.Run.open(tmp_path / "run")
+    weights = sum(array.nbytes for array in run.params().values())
+    lines = run.metrics[1:]
+    # Up: the parameters of two learners. Down: a version to both, and to the actors, which may be rounds ahead.
+    assert all(2 * weights < line.bytes_up < 2.5 * weights < 1.1 * line.bytes_down for line in lines)
+    assert 3 * weights < sum(line.bytes_down for line in lines) / len(lines) < 5 * weights
+    status = run.status
+    assert status.bytes_up == sum(line.bytes_up for line in run.metrics)
+    assert status.bytes_down == sum(line.bytes_down for line in run.metrics)
+
+
+def _toml(tables: dict[str, dict[str, Any]]) -> str:
+    def value(one: Any) -> str:
+        if isinstance(one, dict):
+            return "{ " + ", ".join(f"{key} = {value(part)}" for key, part in one.items()) + " }"
+        return json.dumps(one)
+
+    sections = (
+        "\n".join([f"[{name}]", *(f"{key} = {value(one)}" for key, one in table.items())])
+        for name, table in tables.items()
+    )
+    return "\n".join(sections) + "\n"
 
 
 LETTERS = """

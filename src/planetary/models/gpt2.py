@@ -7,20 +7,18 @@ Shapes are written with B = batch, T = sequence, C = width, V = vocabulary.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import msgspec
-import numpy as np
 
 from planetary.core.errors import UserError
-from planetary.models.context import CacheSizes, Context, PackedText, WholeText
-from planetary.models.initial import Params, draw, normal, ones, zeros
-from planetary.models.layers import cross_entropy, layer_norm
-from planetary.models.model_options import configure, require_counts, require_multiple
+from planetary.models.context import CacheSizes, Context
+from planetary.models.initial import Params, normal, ones, zeros
+from planetary.models.layers import layer_norm
+from planetary.models.model_options import require_counts, require_multiple
+from planetary.models.text_model import TextModel
 
 
 class Gpt2Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,54 +111,10 @@ def forward(params: Params, tokens: jax.Array, config: Gpt2Config, context: Cont
     return jnp.einsum("btc,vc->btv", context.wanted(layer_norm(params["ln_f"], x)), params["wte"]["weight"])
 
 
-def apply(params: Params, tokens: jax.Array, config: Gpt2Config) -> jax.Array:
-    """Return next-token logits [B, T, V] for `tokens` i32 [B, T], T ≤ `config.positions`."""
-    return forward(params, tokens, config, WholeText(tokens))
-
-
-def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Gpt2Config) -> jax.Array:
-    """Return the mean cross-entropy in nats of `targets` i32 [B, T] given `tokens` i32 [B, T]."""
-    return cross_entropy(apply(params, tokens, config), targets)
-
-
-def packed_loss_fn(
-    params: Params,
-    tokens: jax.Array,
-    segment_ids: jax.Array,
-    positions: jax.Array,
-    targets: jax.Array,
-    *,
-    config: Gpt2Config,
-) -> jax.Array:
-    """Return the mean cross-entropy in nats of packed texts, all i32 [B, T], each read without the others."""
-    return cross_entropy(forward(params, tokens, config, PackedText(segment_ids, positions)), targets)
-
-
-def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
-    """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
-    return apply(params, tokens, configure("gpt2", Gpt2Config, options))
-
-
-def cache_sizes(**options: Any) -> CacheSizes:
-    config = configure("gpt2", Gpt2Config, options)
+def _cache_sizes(config: Gpt2Config) -> CacheSizes:
     return CacheSizes(config.n_layer, config.n_head, config.n_embd // config.n_head, config.positions)
 
 
-def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
-    return forward(params, tokens, configure("gpt2", Gpt2Config, options), context)
-
-
-def all_options(**options: Any) -> dict[str, Any]:
-    """Return the options with those that are not given, as `build(**options)` takes them."""
-    return msgspec.to_builtins(configure("gpt2", Gpt2Config, options))
-
-
-def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, ...]]:
-    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `Gpt2Config`.
-
-    With `segments` the loss is `packed_loss_fn`.
-    """
-    config = configure("gpt2", Gpt2Config, options)
-    example = np.zeros((config.batch_size, config.sequence_length), np.int32)
-    loss, arrays = (packed_loss_fn, 4) if config.segments else (loss_fn, 2)
-    return functools.partial(loss, config=config), draw(parameters(config), config.seed), (example,) * arrays
+_MODEL = TextModel("gpt2", Gpt2Config, parameters, forward, _cache_sizes)
+apply, loss_fn, logits, build = _MODEL.apply, _MODEL.loss_fn, _MODEL.logits, _MODEL.build
+decode, cache_sizes, all_options = _MODEL.decode, _MODEL.served_sizes, _MODEL.all_options

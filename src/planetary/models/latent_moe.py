@@ -32,7 +32,7 @@ from planetary.models.latent_experts import (
 )
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.layers import cross_entropy, linear, rms_norm
-from planetary.models.llama import attention, attention_parameters
+from planetary.models.llama import DecoderConfig, attention, attention_parameters
 from planetary.models.model_options import configure
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -112,9 +112,10 @@ def dense_parameters(config: LatentMoeConfig) -> Params:
     """Return the initial distributions of everything but the routed experts."""
     width, latent = config.n_embd, config.n_latent
     writes = (2 * config.n_layer) ** -0.5
+    heads = DecoderConfig(n_head=config.n_head, n_kv_head=config.n_kv_head, n_embd=width)
     block = {
         "attention_norm": {"weight": ones(width)},
-        "attention": attention_parameters(width, config.n_head, config.n_kv_head, 0.02 * writes),
+        "attention": attention_parameters(heads, 0.02 * writes),
         "mixture_norm": {"weight": ones(width)},
         "router": {"weight": normal(config.n_expert, width, deviation=0.02)},
         "latent": {

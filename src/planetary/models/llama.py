@@ -15,55 +15,35 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import msgspec
-import numpy as np
 
 from planetary.core.errors import UserError
-from planetary.models.context import CacheSizes, Context, PackedText, WholeText
-from planetary.models.initial import Params, draw, normal, ones, zeros
-from planetary.models.layers import capped, cross_entropy, layer_norm, linear, rms_norm
-from planetary.models.model_options import configure, require_counts, require_multiple
+from planetary.models.context import CacheSizes, Context
+from planetary.models.initial import Params, normal, ones, zeros
+from planetary.models.layers import capped, layer_norm, linear, rms_norm
+from planetary.models.model_options import require_counts, require_multiple
 from planetary.models.rope import AnyScaling, RopeScaling, longest_text, require_heads, rotate
+from planetary.models.text_model import TextModel
 
 
-class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes of the model and of one batch, and the form of the decoder: Llama's by default.
+class DecoderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes of a decoder with Llama's attention and of one batch.
 
     Attributes:
         n_kv_head: heads of keys and values; each serves n_head / n_kv_head queries.
-        n_hidden: width of the MLP; about 8/3 of n_embd makes it as large as a plain MLP of 4 * n_embd.
         tie_embeddings: the head is the embedding.
         qkv_bias: queries, keys and values have biases, as in Qwen2 (Yang et al. 2024, arXiv:2407.10671); with
-            `output_bias` and `mlp_bias` so have attention's output and the MLP.
+            `output_bias` so has attention's output.
         qk_norm: queries and keys are normalised, each head by itself, as in Qwen3 (Yang et al. 2025, arXiv:2505.09388);
             "all": all heads at once, as in OLMo 2 (OLMo team 2025, arXiv:2501.00656).
         head_size: channels of a head; None: n_embd / n_head.
-        rope_fraction: part of a head's channels that rotary positions turn, as in GPT-NeoX.
-        learned_positions: a table of `n_position` + 2 rows in place of rotary positions, whose first two rows belong to
-            no position, as in OPT (Zhang et al. 2022, arXiv:2205.01068).
         n_position: longest text the model is meant for, as it is published with it; None: any length.
-        activation: of the MLP: `silu`, `gelu`, its form with tanh, or `relu`.
-        gated: the MLP has a gate, as in SwiGLU; false: two matrices only.
-        norm: `rms`, or `layer` (with biases).
-        norm_plus_one: a norm multiplies by 1 + weight, as in Gemma (Gemma team 2024, arXiv:2408.00118).
-        norm_place: of a block's norms: before attention and MLP, after them (OLMo 2), or both (Gemma 2).
-        parallel: attention and MLP read the same stream, as in GPT-NeoX (Black et al. 2022, arXiv:2204.06745).
-        fused: one matrix for queries, keys and values: their rows one after the other, and the same for gate and up
-            (`rows`, Phi-3), or head by head (`heads`, GPT-NeoX).
         window: how many tokens a query sees, itself included; None: all.
-        full_layers: layers that see all tokens in spite of `window`.
-        window_rope_base: base of the plain rotary positions of layers with a window, as in Gemma 3; None: as others.
-        score_scale: factor of products of queries and keys; None: D ** -0.5.
-        score_cap: bound of the scores' magnitude (`layers.capped`), as in Gemma 2; None: none.
-        logit_cap: the same of the logits.
-        scale_embedding: embeddings are multiplied by C ** 0.5, as in Gemma.
-        segments: a batch is packed texts.
     """
 
     n_layer: int = 4
     n_head: int = 4
     n_kv_head: int = 2
     n_embd: int = 256
-    n_hidden: int = 688
     rope_base: float = 10_000.0
     vocab_size: int = 256
     sequence_length: int = 128
@@ -73,13 +53,59 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tie_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
-    mlp_bias: bool = False
     qk_norm: bool | Literal["all"] = False
     head_size: int | None = None
     rope_scaling: AnyScaling | None = None
+    n_position: int | None = None
+    window: int | None = None
+
+    @property
+    def head_width(self) -> int:
+        """Channels of a head."""
+        return self.head_size or self.n_embd // self.n_head
+
+    @property
+    def heads(self) -> dict[str, Any]:
+        """Arguments of `attention` in every layer."""
+        return {
+            "n_head": self.n_head,
+            "n_kv_head": self.n_kv_head,
+            "head_size": self.head_size,
+            "rope_base": self.rope_base,
+            "rope_scaling": self.rope_scaling,
+        }
+
+
+class LlamaConfig(DecoderConfig, frozen=True, forbid_unknown_fields=True):
+    """Sizes of the model and of one batch, and the form of the decoder: Llama's by default.
+
+    Attributes:
+        n_hidden: width of the MLP; about 8/3 of n_embd makes it as large as a plain MLP of 4 * n_embd.
+        mlp_bias: the MLP has biases.
+        rope_fraction: part of a head's channels that rotary positions turn, as in GPT-NeoX.
+        learned_positions: a table of `n_position` + 2 rows in place of rotary positions, whose first two rows belong to
+            no position, as in OPT (Zhang et al. 2022, arXiv:2205.01068).
+        activation: of the MLP: `silu`, `gelu`, its form with tanh, or `relu`.
+        gated: the MLP has a gate, as in SwiGLU; false: two matrices only.
+        norm: `rms`, or `layer` (with biases).
+        norm_plus_one: a norm multiplies by 1 + weight, as in Gemma (Gemma team 2024, arXiv:2408.00118).
+        norm_place: of a block's norms: before attention and MLP, after them (OLMo 2), or both (Gemma 2).
+        parallel: attention and MLP read the same stream, as in GPT-NeoX (Black et al. 2022, arXiv:2204.06745).
+        fused: one matrix for queries, keys and values: their rows one after the other, and the same for gate and up
+            (`rows`, Phi-3), or head by head (`heads`, GPT-NeoX).
+        full_layers: layers that see all tokens in spite of `window`.
+        window_rope_base: base of the plain rotary positions of layers with a window, as in Gemma 3; None: as others.
+        score_scale: factor of products of queries and keys; None: D ** -0.5.
+        score_cap: bound of the scores' magnitude (`layers.capped`), as in Gemma 2; None: none.
+        logit_cap: the same of the logits.
+        scale_embedding: embeddings are multiplied by C ** 0.5, as in Gemma.
+        segments: a batch is packed texts.
+    """
+
+    n_hidden: int = 688
+    mlp_bias: bool = False
     rope_fraction: float = 1.0
     learned_positions: bool = False
-    n_position: int | None = None
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     gated: bool = True
     norm: Literal["rms", "layer"] = "rms"
@@ -87,7 +113,6 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     norm_place: Literal["before", "after", "both"] = "before"
     parallel: bool = False
     fused: Literal["no", "rows", "heads"] = "no"
-    window: int | None = None
     full_layers: tuple[int, ...] = ()
     window_rope_base: float | None = None
     score_scale: float | None = None
@@ -110,11 +135,6 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise UserError(f"llama: parallel blocks have norms before them, found norm_place={self.norm_place}")
         if self.learned_positions and self.n_position is None:
             raise UserError("llama: learned_positions need their number: n_position")
-
-    @property
-    def head_width(self) -> int:
-        """Channels of a head."""
-        return self.head_size or self.n_embd // self.n_head
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -141,27 +161,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def attention_parameters(
-    width: int,
-    n_head: int,
-    n_kv_head: int,
-    writes: float,
-    *,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    qk_norm: bool | Literal["all"] = False,
-    head_size: int | None = None,
-    is_fused: bool = False,
-) -> Params:
+def attention_parameters(config: DecoderConfig, writes: float, *, is_fused: bool = False) -> Params:
     """Return the initial distributions of one attention layer; `writes` is the output matrix's deviation."""
-    size = head_size or width // n_head
-    outputs = {"q_proj": n_head * size, "k_proj": n_kv_head * size, "v_proj": n_kv_head * size}
+    width, size, qk_norm = config.n_embd, config.head_width, config.qk_norm
+    kept = config.n_kv_head * size
+    outputs = {"q_proj": config.n_head * size, "k_proj": kept, "v_proj": kept}
     projections = {"qkv_proj": sum(outputs.values())} if is_fused else outputs
     normed = (outputs["q_proj"], outputs["k_proj"]) if qk_norm == "all" else (size, size)
     norms = {name: {"weight": ones(count)} for name, count in zip(("q_norm", "k_norm"), normed, strict=True)}
     return {
-        **{name: _projection(count, width, 0.02, bias=qkv_bias) for name, count in projections.items()},
-        "o_proj": _projection(width, n_head * size, writes, bias=output_bias),
+        **{name: _projection(count, width, 0.02, bias=config.qkv_bias) for name, count in projections.items()},
+        "o_proj": _projection(width, outputs["q_proj"], writes, bias=config.output_bias),
         **(norms if qk_norm else {}),
     }
 
@@ -194,17 +204,7 @@ def parameters(config: LlamaConfig) -> Params:
         read = {"gate_up_proj": 2 * hidden} if config.fused == "rows" else {"gate_proj": hidden, **read}
     block = {
         **{name: norm() for name in _NORMS[config.norm_place]},
-        "self_attn": attention_parameters(
-            width,
-            config.n_head,
-            config.n_kv_head,
-            writes,
-            qkv_bias=config.qkv_bias,
-            output_bias=config.output_bias,
-            qk_norm=config.qk_norm,
-            head_size=config.head_size,
-            is_fused=config.fused != "no",
-        ),
+        "self_attn": attention_parameters(config, writes, is_fused=config.fused != "no"),
         "mlp": {
             **{name: _projection(count, width, 0.02, bias=config.mlp_bias) for name, count in read.items()},
             "down_proj": _projection(width, hidden, writes, bias=config.mlp_bias),
@@ -340,15 +340,12 @@ def forward(params: Params, tokens: jax.Array, config: LlamaConfig, context: Con
         attend = functools.partial(
             attention,
             layer["self_attn"],
-            n_head=config.n_head,
-            n_kv_head=config.n_kv_head,
             layer=index,
             context=context,
-            head_size=config.head_size,
             norm=norm,
             by_heads=config.fused == "heads",
             score_scale=config.score_scale,
-            **_form_of(config, index),
+            **config.heads | _form_of(config, index),
         )
         x = _block(layer, x, config, attend, functools.partial(mlp, layer["mlp"], activation=activation))
     head = model["embed_tokens"] if config.tie_embeddings else params["lm_head"]
@@ -357,9 +354,9 @@ def forward(params: Params, tokens: jax.Array, config: LlamaConfig, context: Con
 
 def _form_of(config: LlamaConfig, layer: int) -> dict[str, Any]:
     """Return the keywords of `attention` that differ from layer to layer or are not Llama's."""
-    form: dict[str, Any] = {"rope_base": config.rope_base, "rope_scaling": config.rope_scaling}
+    form: dict[str, Any] = {}
     if config.learned_positions:
-        form = {"rope_base": None}
+        form["rope_base"] = None
     elif config.rope_fraction != 1.0:
         form["rope_fraction"] = config.rope_fraction
     if config.score_cap is not None:
@@ -371,61 +368,18 @@ def _form_of(config: LlamaConfig, layer: int) -> dict[str, Any]:
     return form
 
 
-def _configure(options: Mapping[str, Any]) -> LlamaConfig:
-    scaling = options.get("rope_scaling")
-    if isinstance(scaling, Mapping) and "rope_type" not in scaling:  # runs from before there were others
-        options = {**options, "rope_scaling": {"rope_type": "llama3", **scaling}}
-    return configure("llama", LlamaConfig, options)
-
-
-def apply(params: Params, tokens: jax.Array, config: LlamaConfig) -> jax.Array:
-    """Return next-token logits [B, T, V] for `tokens` i32 [B, T]; T may be any length."""
-    return forward(params, tokens, config, WholeText(tokens))
-
-
-def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: LlamaConfig) -> jax.Array:
-    """Return the mean cross-entropy in nats of `targets` i32 [B, T] given `tokens` i32 [B, T]."""
-    return cross_entropy(apply(params, tokens, config), targets)
-
-
-def packed_loss_fn(
-    params: Params,
-    tokens: jax.Array,
-    segment_ids: jax.Array,
-    positions: jax.Array,
-    targets: jax.Array,
-    *,
-    config: LlamaConfig,
-) -> jax.Array:
-    """Return the mean cross-entropy in nats of packed texts, all i32 [B, T], each read without the others."""
-    return cross_entropy(forward(params, tokens, config, PackedText(segment_ids, positions)), targets)
-
-
-def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
-    """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
-    return apply(params, tokens, _configure(options))
-
-
-def cache_sizes(**options: Any) -> CacheSizes:
-    config = _configure(options)
+def _cache_sizes(config: LlamaConfig) -> CacheSizes:
     return CacheSizes(config.n_layer, config.n_kv_head, config.head_width, longest_text(config))
 
 
-def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
-    return forward(params, tokens, _configure(options), context)
+def _with_rope_type(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Runs from before there were others have rotary positions scaled as in Llama 3."""
+    scaling = options.get("rope_scaling")
+    if isinstance(scaling, Mapping) and "rope_type" not in scaling:
+        return {**options, "rope_scaling": {"rope_type": "llama3", **scaling}}
+    return options
 
 
-def all_options(**options: Any) -> dict[str, Any]:
-    """Return the options with those that are not given, as `build(**options)` takes them."""
-    return msgspec.to_builtins(_configure(options))
-
-
-def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, ...]]:
-    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `LlamaConfig`.
-
-    With `segments` the loss is `packed_loss_fn`.
-    """
-    config = _configure(options)
-    example = np.zeros((config.batch_size, config.sequence_length), np.int32)
-    loss, arrays = (packed_loss_fn, 4) if config.segments else (loss_fn, 2)
-    return functools.partial(loss, config=config), draw(parameters(config), config.seed), (example,) * arrays
+_MODEL = TextModel("llama", LlamaConfig, parameters, forward, _cache_sizes, read=_with_rope_type)
+apply, loss_fn, logits, build = _MODEL.apply, _MODEL.loss_fn, _MODEL.logits, _MODEL.build
+decode, cache_sizes, all_options = _MODEL.decode, _MODEL.served_sizes, _MODEL.all_options

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,10 +20,11 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
-from planetary.models.context import RecurrentContext, StateSizes, WholeText
-from planetary.models.initial import Params, draw, normal, ones, uniform, zeros
-from planetary.models.layers import cross_entropy, linear, rms_norm
-from planetary.models.model_options import configure, require_counts
+from planetary.models.context import RecurrentContext, StateSizes
+from planetary.models.initial import Params, normal, ones, uniform, zeros
+from planetary.models.layers import linear, rms_norm
+from planetary.models.model_options import require_counts
+from planetary.models.text_model import TextModel
 
 STEP_RANGE = (1e-3, 1e-1)  # range of Δ at the start, spread evenly on a logarithmic scale
 DECAY_RANGE = (1.0, 16.0)  # range of -A at the start
@@ -222,32 +222,10 @@ def forward(params: Params, tokens: jax.Array, config: Mamba2Config, context: Re
     return jnp.einsum("btc,vc->btv", context.wanted(rms_norm(model["norm_f"], x)), model["embedding"]["weight"])
 
 
-def apply(params: Params, tokens: jax.Array, config: Mamba2Config) -> jax.Array:
-    """Return next-token logits [B, T, V] for `tokens` i32 [B, T]; T may be any length."""
-    return forward(params, tokens, config, WholeText(tokens))
-
-
-def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Mamba2Config) -> jax.Array:
-    """Return the mean cross-entropy in nats of `targets` i32 [B, T] given `tokens` i32 [B, T]."""
-    return cross_entropy(apply(params, tokens, config), targets)
-
-
-def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
-    """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
-    return apply(params, tokens, configure("mamba2", Mamba2Config, options))
-
-
-def state_sizes(**options: Any) -> StateSizes:
-    config = configure("mamba2", Mamba2Config, options)
+def _state_sizes(config: Mamba2Config) -> StateSizes:
     return StateSizes(_state_shapes(config) * config.n_layer)
 
 
-def decode(params: Params, tokens: jax.Array, context: RecurrentContext, **options: Any) -> jax.Array:
-    return forward(params, tokens, configure("mamba2", Mamba2Config, options), context)
-
-
-def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:
-    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `Mamba2Config`."""
-    config = configure("mamba2", Mamba2Config, options)
-    example = np.zeros((config.batch_size, config.sequence_length), np.int32)
-    return functools.partial(loss_fn, config=config), draw(parameters(config), config.seed), (example, example)
+_MODEL = TextModel("mamba2", Mamba2Config, parameters, forward, _state_sizes)
+apply, loss_fn, logits, build = _MODEL.apply, _MODEL.loss_fn, _MODEL.logits, _MODEL.build
+decode, state_sizes = _MODEL.decode, _MODEL.served_sizes

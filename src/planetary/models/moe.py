@@ -12,24 +12,22 @@ expert, V = vocabulary.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
-import numpy as np
 
 from planetary.core.errors import UserError
 from planetary.models.context import CacheSizes, Context, WholeText
-from planetary.models.initial import Params, draw, normal, ones
+from planetary.models.initial import Params, normal, ones
 from planetary.models.layers import HIDDEN_SCORE, cross_entropy, linear, rms_norm, softmax
-from planetary.models.llama import attention, attention_parameters
-from planetary.models.model_options import configure, require_counts, require_multiple
-from planetary.models.rope import AnyScaling, longest_text, require_heads
+from planetary.models.llama import DecoderConfig, attention, attention_parameters
+from planetary.models.model_options import require_counts, require_multiple
+from planetary.models.rope import longest_text, require_heads
+from planetary.models.text_model import TextModel
 
 
-class MoeModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MoeModelConfig(DecoderConfig, frozen=True, forbid_unknown_fields=True):
     """Sizes of the model and of one batch.
 
     Attributes:
@@ -37,32 +35,13 @@ class MoeModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         n_hidden: width of one expert.
         balance: weight of the load-balancing loss; 0: none.
         share_gates: a token's gates have the sum 1, as in Mixtral; false: they are the softmax over all experts.
-        qk_norm, head_size, rope_scaling, n_position, window, tie_embeddings: as of `llama.LlamaConfig`.
     """
 
-    n_layer: int = 4
-    n_head: int = 4
-    n_kv_head: int = 2
-    n_embd: int = 256
     n_expert: int = 8
     n_active: int = 2
     n_hidden: int = 128
     balance: float = 0.01
-    rope_base: float = 10_000.0
-    vocab_size: int = 256
-    sequence_length: int = 128
-    batch_size: int = 8
-    seed: int = 0
-    norm_epsilon: float = 1e-5
-    tie_embeddings: bool = False
     share_gates: bool = True
-    qk_norm: bool = False
-    qkv_bias: bool = False
-    output_bias: bool = False
-    head_size: int | None = None
-    rope_scaling: AnyScaling | None = None
-    n_position: int | None = None
-    window: int | None = None
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the sizes do not fit together."""
@@ -108,16 +87,7 @@ def parameters(config: MoeModelConfig) -> Params:
     writes = 0.02 * (2 * config.n_layer) ** -0.5
     block = {
         "attention_norm": {"weight": ones(width)},
-        "attention": attention_parameters(
-            width,
-            config.n_head,
-            config.n_kv_head,
-            writes,
-            qkv_bias=config.qkv_bias,
-            output_bias=config.output_bias,
-            qk_norm=config.qk_norm,
-            head_size=config.head_size,
-        ),
+        "attention": attention_parameters(config, writes),
         "expert_norm": {"weight": ones(width)},
         "router": {"weight": normal(experts, width, deviation=0.02)},
         "experts": {
@@ -183,14 +153,10 @@ def forward(params: Params, tokens: jax.Array, config: MoeModelConfig, context: 
         x = x + attention(
             layer["attention"],
             norm(layer["attention_norm"], x),
-            config.n_head,
-            config.n_kv_head,
-            config.rope_base,
             layer=index,
             context=context,
-            rope_scaling=config.rope_scaling,
-            head_size=config.head_size,
             norm=norm,
+            **config.heads,
             **form,
         )
         flat = norm(layer["expert_norm"], x).reshape(-1, config.n_embd)
@@ -199,11 +165,6 @@ def forward(params: Params, tokens: jax.Array, config: MoeModelConfig, context: 
         balances.append(balance)
     head = params["embedding"] if config.tie_embeddings else params["head"]
     return linear(head, context.wanted(norm(params["norm"], x))), jnp.mean(jnp.stack(balances))
-
-
-def apply(params: Params, tokens: jax.Array, config: MoeModelConfig) -> jax.Array:
-    """Return next-token logits [B, T, V] for `tokens` i32 [B, T]; T may be any length."""
-    return forward(params, tokens, config, WholeText(tokens))[0]
 
 
 def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: MoeModelConfig) -> jax.Array:
@@ -215,28 +176,14 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Mo
     return loss + config.balance * balance if config.balance else loss
 
 
-def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
-    """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
-    return apply(params, tokens, configure("moe", MoeModelConfig, options))
+def _logits(params: Params, tokens: jax.Array, config: MoeModelConfig, context: Context) -> jax.Array:
+    return forward(params, tokens, config, context)[0]
 
 
-def cache_sizes(**options: Any) -> CacheSizes:
-    config = configure("moe", MoeModelConfig, options)
-    width = config.head_size or config.n_embd // config.n_head
-    return CacheSizes(config.n_layer, config.n_kv_head, width, longest_text(config))
+def _cache_sizes(config: MoeModelConfig) -> CacheSizes:
+    return CacheSizes(config.n_layer, config.n_kv_head, config.head_width, longest_text(config))
 
 
-def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
-    return forward(params, tokens, configure("moe", MoeModelConfig, options), context)[0]
-
-
-def all_options(**options: Any) -> dict[str, Any]:
-    """Return the options with those that are not given, as `build(**options)` takes them."""
-    return msgspec.to_builtins(configure("moe", MoeModelConfig, options))
-
-
-def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:
-    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `MoeModelConfig`."""
-    config = configure("moe", MoeModelConfig, options)
-    example = np.zeros((config.batch_size, config.sequence_length), np.int32)
-    return functools.partial(loss_fn, config=config), draw(parameters(config), config.seed), (example, example)
+_MODEL = TextModel("moe", MoeModelConfig, parameters, _logits, _cache_sizes, loss=loss_fn)
+apply, logits, build = _MODEL.apply, _MODEL.logits, _MODEL.build
+decode, cache_sizes, all_options = _MODEL.decode, _MODEL.served_sizes, _MODEL.all_options

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runs" / "mixture")
 import jax
 import msgspec
 import numpy as np
-from lockstep_trainer import expert_runner
+from lockstep_trainer import expert_runner, offloaded
 
 from planetary.compiler.backends import xla
 from planetary.core.configuration.step_options import StepOptions
@@ -120,7 +120,7 @@ def workers(config: LatentMoeConfig, repeats: int) -> None:
     steps = ComposerSteps(config, training, BATCH, together, together)
 
     def batched() -> list[dict[str, np.ndarray]]:
-        after, _, _ = steps.offloaded(0, composer, sketches)
+        after, _, _ = offloaded(steps, 0, composer, sketches)
         return [dict(layer) for layer in after.experts]
 
     def sequential() -> list[dict[str, np.ndarray]]:

@@ -15,15 +15,17 @@ import numpy as np
 
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import LocalProtocolError, NumericsError, UserError
-from planetary.core.step import GRADIENT
+from planetary.core.step import GRADIENT, RATE
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.methods import ownership
 from planetary.runs.mixture.methods.acceptance import Verdict
 from planetary.runs.mixture.methods.averaging import FragmentMergeRule, PublishedParameters, merge
+from planetary.runs.mixture.methods.sketch import EncodedSketch
 from planetary.runs.mixture.methods.tiers import Tier, tier_fragments
 from planetary.runs.mixture.program.programs import composer_program, dense_specs, expert_program
 from planetary.runs.mixture.program.signature import ComposerShape, in_layer, parameter_specs
+from planetary.runs.mixture.training.audit import accept_slots
 from planetary.runs.mixture.training.composer import (
     ComposerSteps,
     install,
@@ -32,7 +34,7 @@ from planetary.runs.mixture.training.composer import (
     named_experts,
     owned_by,
 )
-from planetary.runs.mixture.training.expert_work import optimizer_step
+from planetary.runs.mixture.training.expert_work import HeldExperts
 from planetary.runs.mixture.training.initial import initial_training
 from planetary.runs.mixture.training.participant_states import (
     ComposerState,
@@ -80,12 +82,22 @@ def open_on_iree(program: Program, target: Target, functions: Sequence[str] = ()
         CompileError: IREE refuses the program.
         ResourceError: the device cannot be opened, or the module not be loaded.
     """
-    from planetary.compiler.backends.iree import compile_functions
+    from planetary.compiler import ir
+    from planetary.compiler.backends.iree import prepare_functions, run_compiler
+    from planetary.compiler.backends.targets import compiler_flags
     from planetary.runtime.iree_program import IreeProgram
 
     wanted = {name: program.functions[name] for name in functions or program.functions}
-    module = compile_functions(program.portable, target, wanted)
-    return IreeProgram(module, Program(program.portable, wanted), backend=target.backend)
+    with ir.new_context():
+        module = ir.parse_module(program.portable)
+        for name, function in ir.functions(module).items():
+            if name not in wanted:
+                ir.erase_function(function)
+        prepare_functions(module, wanted)
+        text = ir.to_text(module)
+    return IreeProgram(
+        run_compiler(text, compiler_flags(target)), Program(program.portable, wanted), backend=target.backend
+    )
 
 
 replace = msgspec.structs.replace
@@ -265,13 +277,16 @@ class MoeTrainer:
         if self.training.expert_optimizer.in_step:
             pairs = zip(composers, found, strict=True)
             return [update_experts(self.steps, c, step, f) for c, f in pairs], (0, 0), []
-        sketches = [self.steps.sketches(step, number, f) for number, f in enumerate(found)]
+        sketches = [
+            [self.steps.sketch(step, number, layer, f) for layer in range(self.config.n_layer)]
+            for number, f in enumerate(found)
+        ]
         sketched, sent = sum(sketch.nbytes for layers in sketches for sketch in layers), 0
         verdicts: list[Verdict] = []
         after = []
         for composer in composers:
             used = sketches if self.training.sketches == "all" else [sketches[composer.number]]
-            new, size, judged = self.steps.offloaded(step, composer, used)
+            new, size, judged = offloaded(self.steps, step, composer, used)
             after.append(new)
             sent += size
             verdicts += judged
@@ -379,3 +394,53 @@ def update_experts(steps: ComposerSteps, composer: ComposerState, step: int, fou
         moments.append(new[1])
     nothing: tuple[Tensors, ...] = tuple({} for _ in experts)
     return replace(composer, experts=tuple(experts), expert_moments=tuple(moments), residuals=nothing)
+
+
+def optimizer_step(
+    run: DeviceProgram, weights: Tensors, moments: Tensors, rate: float, gradients: Tensors
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return weights and moments after one step of the program's optimizer at a learning rate."""
+    found = run("update", {**weights, **moments, **gradients, RATE.name: np.array(rate, np.float32)})
+    return {name: found[name] for name in weights}, {name: found[name] for name in moments}
+
+
+def offloaded(
+    steps: ComposerSteps, step: int, composer: ComposerState, sketches: Sequence[Sequence[EncodedSketch]]
+) -> tuple[ComposerState, int, list[Verdict]]:
+    """Return the composer after expert workers' updates, the bytes of these, and the verdicts on them.
+
+    Args:
+        steps: the transitions.
+        step: whose sketches these are.
+        composer: whose experts.
+        sketches: of one or more composers, each of every layer.
+    """
+    training, held = steps.training, list[HeldExperts]()
+    verdicts: list[Verdict] = []
+    sent = 0
+    fits = steps.workers_fit and training.cadence.refresh_due(step + 1)
+    for layer in range(steps.config.n_layer):
+        slots = composer.slots[layer]
+        before = HeldExperts(
+            composer.experts[layer],
+            composer.expert_moments[layer],
+            composer.residuals[layer],
+            composer.fitted[layer] if steps.workers_fit else {},
+        )
+        improved = steps.improved(before, [s[layer] for s in sketches], step=step, slots=slots, fits=fits)
+        sent += sum(one.nbytes for one in (improved.deltas or improved.weights).values())
+        if training.acceptance is None:
+            surrogates = improved.surrogates or before.surrogates
+            held.append(HeldExperts(improved.weights, improved.moments, improved.residuals, surrogates))
+            continue
+        after, found = accept_slots(before, improved, training, layer=layer, owner=composer.number, slots=slots)
+        held.append(after)
+        verdicts += found
+    after_all = replace(
+        composer,
+        experts=tuple(one.weights for one in held),
+        expert_moments=tuple(one.moments for one in held),
+        residuals=tuple(one.residuals for one in held),
+        fitted=tuple(one.surrogates for one in held) if steps.workers_fit else (),
+    )
+    return after_all, sent, verdicts

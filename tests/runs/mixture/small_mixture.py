@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from known_program import KnownProgram
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import (
     CheckpointConfig,
@@ -40,7 +41,6 @@ from planetary.runs.mixture.plan import MODEL, MixturePlan
 from planetary.runs.mixture.preparation import PreparedMixture, ProgramRecord, plan_of
 from planetary.runs.mixture.program.signature import in_layer
 from planetary.runtime.device_program import DeviceProgram
-from planetary.simulation.executors import KnownProgram
 
 BATCH, LENGTH = 1, 4
 MODEL_OPTIONS = {

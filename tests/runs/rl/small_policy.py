@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from known_program import KnownProgram
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.frontend.manifest import Manifest
 from planetary.core.config import Config
@@ -52,7 +53,6 @@ from planetary.runs.rounds.worker.inner_state import InnerStates
 from planetary.runs.serve.program.shape import PAGE, ServingShape
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runtime.device_program import DeviceProgram
-from planetary.simulation.executors import KnownProgram
 from planetary.sync.outer import initial_state
 from planetary.sync.outer_optimizers import OuterState, optimizer_of
 

@@ -169,7 +169,7 @@ def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: A
         blocks: tuple[WeightBlocks, ...] = ()
         if target.backend == "cpu":
             blocks = store_in_blocks(module, spec.functions, spec.weights, vector_unit(target))
-        _prepare_functions(module, spec.functions)
+        prepare_functions(module, spec.functions)
         normalise.bake_label(next(iter(ir.functions(module).values())), _label(target, digest, blocks))
         text = ir.to_text(module)
     return entry.made(run_compiler(text, flags))
@@ -240,29 +240,11 @@ class _Entry:
         write_manifest(self.cache, manifest)
 
 
-def _prepare_functions(module: ir.Module, functions: Mapping[str, FunctionSpec]) -> None:
+def prepare_functions(module: ir.Module, functions: Mapping[str, FunctionSpec]) -> None:
+    """Rewrite, in place, the functions of a module for IREE."""
     normalise.rewrite_for_iree(module)
     for name, function in ir.functions(module).items():
         normalise.mark_in_place(function, functions[name].replaced)
-
-
-def compile_functions(portable: bytes, target: Target, functions: Mapping[str, FunctionSpec]) -> bytes:
-    """Return the VMFB of some functions of a module, to be called one by one, for an IREE target of this machine.
-
-    It carries no label: it is for the process that compiles it, not for others to fetch.
-
-    Raises:
-        UserError: the target is unknown.
-        CompileError: IREE refuses the module.
-    """
-    with ir.new_context():
-        module = ir.parse_module(portable)
-        for name, function in ir.functions(module).items():
-            if name not in functions:
-                ir.erase_function(function)
-        _prepare_functions(module, functions)
-        text = ir.to_text(module)
-    return run_compiler(text, compiler_flags(target))
 
 
 def run_compiler(text: str, flags: list[str]) -> bytes:

@@ -15,7 +15,6 @@ from planetary.core.step import GRADIENT, RATE
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.methods import ownership
-from planetary.runs.mixture.methods.acceptance import Verdict
 from planetary.runs.mixture.methods.averaging import PublishedParameters
 from planetary.runs.mixture.methods.delta import Delta, compress, expand, low_rank, rank_is_smaller
 from planetary.runs.mixture.methods.recent_rows import calibration_rows, remember
@@ -28,7 +27,6 @@ from planetary.runs.mixture.methods.surrogate import (
     initial_surrogates,
 )
 from planetary.runs.mixture.program.signature import in_layer
-from planetary.runs.mixture.training.audit import accept_slots
 from planetary.runs.mixture.training.expert_work import (
     HeldExperts,
     Improved,
@@ -112,42 +110,12 @@ class ComposerSteps:
         experts = composer.experts if in_step else [self._computed(layer) for layer in composer.experts]
         return {**composer.dense, **named_experts(experts), **held}
 
-    def sketches(self, step: int, composer: int, found: Tensors) -> list[EncodedSketch]:
-        """Return the sketch of every layer of one step."""
-        return [self.sketch(step, composer, layer, found) for layer in range(self.config.n_layer)]
-
     def sketch(self, step: int, composer: int, layer: int, found: Tensors) -> EncodedSketch:
         """Return the sketch of one layer of one step."""
         u, g_y, gates = (found[in_layer(layer, "seen", what)] for what in ("u", "g_y", "gates"))
         sketch = sketch_from_gates((layer, step, composer), u, g_y, gates, self.config.n_active)
         sketch = subsample(sketch, self.training.sketch_fraction, self.config.seed)
         return encode(sketch, self.training.precision, self.config.n_expert)
-
-    def offloaded(
-        self, step: int, composer: ComposerState, sketches: Sequence[Sequence[EncodedSketch]]
-    ) -> tuple[ComposerState, int, list[Verdict]]:
-        """Return the composer after expert workers' updates, the bytes of these, and the verdicts on them.
-
-        Args:
-            step: whose sketches these are.
-            composer: whose experts.
-            sketches: of one or more composers, each of every layer.
-        """
-        held: list[HeldExperts] = []
-        verdicts: list[Verdict] = []
-        sent = 0
-        for layer in range(self.config.n_layer):
-            new, size = self._offloaded(step, composer, layer, [s[layer] for s in sketches], verdicts)
-            held.append(new)
-            sent += size
-        after = replace(
-            composer,
-            experts=tuple(one.weights for one in held),
-            expert_moments=tuple(one.moments for one in held),
-            residuals=tuple(one.residuals for one in held),
-            fitted=tuple(one.surrogates for one in held) if self.workers_fit else (),
-        )
-        return after, sent, verdicts
 
     def improved(
         self, before: HeldExperts, sketches: Sequence[EncodedSketch], *, step: int, slots: np.ndarray, fits: bool
@@ -249,31 +217,6 @@ class ComposerSteps:
         else:
             deltas = []
         return (held + np.stack([expand(delta) for delta in deltas]) if deltas else new), deltas
-
-    def _offloaded(
-        self,
-        step: int,
-        composer: ComposerState,
-        layer: int,
-        sketches: Sequence[EncodedSketch],
-        verdicts: list[Verdict],
-    ) -> tuple[HeldExperts, int]:
-        training, slots = self.training, composer.slots[layer]
-        before = HeldExperts(
-            composer.experts[layer],
-            composer.expert_moments[layer],
-            composer.residuals[layer],
-            composer.fitted[layer] if self.workers_fit else {},
-        )
-        fits = self.workers_fit and training.cadence.refresh_due(step + 1)
-        improved = self.improved(before, sketches, step=step, slots=slots, fits=fits)
-        size = sum(sent.nbytes for sent in (improved.deltas or improved.weights).values())
-        if training.acceptance is None:
-            surrogates = improved.surrogates or before.surrogates
-            return HeldExperts(improved.weights, improved.moments, improved.residuals, surrogates), size
-        after, found = accept_slots(before, improved, training, layer=layer, owner=composer.number, slots=slots)
-        verdicts += found
-        return after, size
 
 
 def install(surrogates: Surrogates, fits: Sequence[LayerFit], version: int) -> Surrogates:

@@ -105,14 +105,6 @@ def improve(
     return Improved(now, held.get(moments), before, after)
 
 
-def optimizer_step(
-    run: DeviceProgram, weights: Tensors, moments: Tensors, rate: float, gradients: Tensors
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return weights and moments after one step of the program's optimizer at a learning rate."""
-    found = run("update", {**weights, **moments, **gradients, RATE.name: np.array(rate, np.float32)})
-    return {name: found[name] for name in weights}, {name: found[name] for name in moments}
-
-
 def returned(before: HeldExperts, improved: Improved, form: Form, keep: float) -> Improved:
     """Return the experts as their owner gets them, with the new residuals and the deltas that travel.
 

@@ -73,7 +73,7 @@ def test_one_seed_tells_one_story() -> None:
 
 
 def test_a_calm_run_loses_no_worker_and_no_text() -> None:
-    cluster = PolicyCluster(0, small_policy(rounds=ROUNDS, verified=1.0), NODES)
+    cluster = PolicyCluster(0, small_policy(rounds=2 * ROUNDS, verified=1.0, objective="dapo"), NODES)
     assert cluster.run(LIMIT_S)
     SCHEDULES.check(cluster)
     assert not [one for one in cluster.journal if isinstance(one, WorkerLost | RolloutsRefused)]

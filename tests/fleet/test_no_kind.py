@@ -39,8 +39,8 @@ def test_no_kind_is_named_in_a_string_of_the_fleet() -> None:
 
 
 def test_fleet_has_no_word_of_rounds() -> None:
-    """Rounds, leases and evaluations belong to the trainings; the state of a worker alone names its work."""
-    words = re.compile(r"\b(round|rounds|round_|lease|leases|outer|evaluat\w*)\b", re.IGNORECASE)
+    """Rounds, leases, evaluations and roll-outs belong to the trainings; the state of a worker alone names its work."""
+    words = re.compile(r"\b(round|rounds|round_|lease|leases|outer|evaluat\w*|bigram\w*|roll_?out\w*)\b", re.IGNORECASE)
     allowed = {'"evaluating"'}
     found = [
         f"{path.name}: {line.strip()}"

@@ -156,13 +156,14 @@ class HostedRun:
             return
         if isinstance(data.tokenizer, CharTokenizer):
             data.tokenizer.save(self.folder)
-        gateway.bigram_loss = None if data.layout else bigram_baseline(data, data.eval_chunks(config)).loss
+        bigram = None if data.layout else bigram_baseline(data, data.eval_chunks(config)).loss
+        gateway.facts["bigram_loss"] = bigram
         facts = collect_facts(
             run=config.run.name,
             params=prepared.param_count,
             inner_steps=config.train.inner_steps,
             config_hash=config_hash(config),
             seed=config.run.seed,
-            bigram_loss=gateway.bigram_loss,
+            bigram_loss=bigram,
         )
         write_facts(self.folder, facts)

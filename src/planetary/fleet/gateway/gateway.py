@@ -140,7 +140,7 @@ class Gateway(Generic[RunT]):
         self.started_at = 0.0  # Unix time in seconds
         self.ended_at: float | None = None
         self.metrics: list[Any] = []  # newest line of each number, of the kind's own type
-        self.bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens
+        self.facts: dict[str, Any] = {}  # fields of the kind's status, known once the run is prepared
         self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)  # see `RunStatus`
         self.news = ""  # the newest event worth telling
         self.notes: list[str] = []  # decisions before training, and warnings during it

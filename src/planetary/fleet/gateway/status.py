@@ -39,6 +39,7 @@ def base_status(host: Gateway[Any], status: type[StatusT] = RunStatus, **own: An
         bytes_up=host.traffic.up,
         bytes_down=host.traffic.down,
         ended_at=host.ended_at,
+        **host.facts,
         **own,
     )
 

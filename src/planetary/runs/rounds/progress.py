@@ -26,8 +26,7 @@ def training_status(
     `rounds_left`: how many are expected; None: all of `train.rounds` that are not finished.
     """
     train = host.config.train
-    own = {"rounds": train.rounds, "inner_steps": train.inner_steps, "bigram_loss": host.bigram_loss}
-    preparing = base_status(host, status, kind=kind, **own)
+    preparing = base_status(host, status, kind=kind, rounds=train.rounds, inner_steps=train.inner_steps)
     if state is None:
         return preparing
     left = train.rounds - state.round if rounds_left is None else rounds_left

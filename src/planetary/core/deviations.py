@@ -29,7 +29,7 @@ eighth of one: a float32 factor with another last bit may be rounded to the othe
 """
 
 NOISE_FACTOR = 4.0
-"""Accepted errors are at least so many times the measured noise of 16-bit arithmetic between contractions: two
+"""Accepted errors are at least so many times the measured noise, of 16-bit arithmetic or of float32: two
 executions that round in different places are up to two noises apart, and the noise is the largest of one sample."""
 MOST_NOISE = 0.25
 """But no more than this share of a tensor's change or of the loss: else a wrong gradient would pass for rounded."""
@@ -68,7 +68,7 @@ def accepted_of(
         before: parameters and optimizer state the step was given.
         expected: results of the reference.
         factor_rounding: relative spacing of the factors of the model's contractions.
-        noise: by name, the change from rounding in 16-bit arithmetic between contractions; default: none.
+        noise: by name, the measured change from rounding; default: none.
     """
     noise = noise or {}
     change_tolerance = max(CHANGE_TOLERANCE, FACTOR_ROUNDINGS * factor_rounding)
@@ -81,12 +81,21 @@ def accepted_of(
     moved_by_sign = {t.name.removeprefix("lion.mean.") for t in spec.opt_state if t.name.startswith("lion.mean.")}
     for tensor in (*spec.params, *spec.opt_state):
         want = as_float(expected[tensor.name], tensor.dtype)
-        change = np.max(np.abs(want - as_float(before[tensor.name], tensor.dtype)), initial=0.0)
+        change = change_of(spec, tensor.name, before, expected)
         rounding = ROUNDINGS * ROUNDING.get(tensor.dtype, 0.0) * np.max(np.abs(want), initial=0.0)
         spared = int(change_tolerance * want.size) if tensor.name.removeprefix("average.") in moved_by_sign else 0
-        error = max(float(change_tolerance * change), _accepted_noise(noise, tensor.name, float(change)))
+        error = max(change_tolerance * change, _accepted_noise(noise, tensor.name, change))
         accepted[tensor.name] = Accepted(error + float(rounding), spared)
     return accepted
+
+
+def change_of(spec: StepSpec, name: str, before: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+    """Return the largest change of a tensor, or the size of a scalar of a trial."""
+    if name in SCALARS:
+        return float(np.abs(expected[name]))
+    dtype = next(tensor.dtype for tensor in (*spec.params, *spec.opt_state) if tensor.name == name)
+    want, old = as_float(expected[name], dtype), as_float(before[name], dtype)
+    return float(np.max(np.abs(want - old), initial=0.0))
 
 
 def errors_of(

@@ -9,13 +9,25 @@ import numpy as np
 import pytest
 from step_runs import mlp_model, mlp_params
 
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target
+from planetary.compiler.check import verify as verification
 from planetary.compiler.check.reference import run_reference
-from planetary.compiler.check.verify import compare, make_trial, rounds_between_operations, run_expected, widened
-from planetary.compiler.frontend.export import load_model
+from planetary.compiler.check.verify import (
+    compare,
+    doubled,
+    make_trial,
+    rounds_between_operations,
+    run_expected,
+    verify_artifact,
+    widened,
+)
+from planetary.compiler.frontend.export import export_model, load_model
 from planetary.compiler.rewrites.precision import coarsest_factor
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.deviations import ROUNDING, as_float, errors_of, noise_between
+from planetary.core.errors import CompileError
 from planetary.core.tensors import to_host_dtype
 
 
@@ -108,3 +120,89 @@ def test_a_widened_module_keeps_its_signature() -> None:
     np.testing.assert_array_equal(strict, narrow)
     np.testing.assert_array_equal(as_float(wide, "bf16"), np.full(4, 0.333984375, np.float32))
     assert not np.array_equal(narrow, wide)
+
+
+# --- float32 ----------------------------------------------------------------------------------------------------
+
+LOSSY = """
+import jax.numpy as jnp
+import numpy as np
+
+def build(scale=1.0):
+    def loss(params, x, y):
+        return jnp.mean((jnp.sin(scale * (x @ params["w"])) - y) ** 2)  # an angle of many turns has few digits left
+    batch = np.zeros((8, 3), np.float32), np.zeros((8, 1), np.float32)
+    return loss, {"w": np.ones((3, 1), np.float32)}, batch
+"""
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "right"), [(1, 0, True), (1, 0.01, False), (3e4, 0, True), (3e4, 0.05, False)]
+)
+def test_the_rounding_of_float32_is_measured_where_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float, shift: float, right: bool
+) -> None:
+    """A device that rounds otherwise, here not at all, is right; one that is off by more (of a change) is wrong."""
+    (tmp_path / "lossy.py").write_text(LOSSY)
+    model = export_model(f"{tmp_path}/lossy.py:build", {"scale": float(scale)})
+    step = build_train_step(model)
+    asked: list[object] = []
+
+    def found(spec: Any, runner: Any, trial: Any) -> dict[str, np.ndarray]:
+        exact = run_expected(step, trial, lambda source, *rest: run_reference(doubled(source), *rest))
+        wrong = {
+            name: exact[name] + np.float32(shift * np.abs(exact[name] - trial.before[name]).max())
+            for name in (tensor.name for tensor in spec.params)
+        }
+        return exact | wrong
+
+    measured = verification._noise_of_float32
+    monkeypatch.setattr(verification, "run_found", found)
+    monkeypatch.setattr(verification, "_noise_of_float32", lambda *given: asked.append(0) or measured(*given))
+    monkeypatch.setattr(verification.interpreter, "LARGEST_COST", 0)  # as of a large step
+
+    def verify() -> Any:
+        return verify_artifact(
+            step,
+            compile_artifact(step, Target("pjrt:cpu", "stablehlo")),
+            lambda artifact, spec: None,  # type: ignore[arg-type, return-value]
+            params=model.initial("param"),
+            buffers={},
+            local=Target("cpu", "host", "here"),
+        )
+
+    if right:
+        assert verify().worst_error <= 1
+        assert bool(asked) is (scale > 1)
+    else:
+        with pytest.raises(CompileError, match="times the accepted error"):
+            verify()
+
+
+def test_a_doubled_module_keeps_its_signature_and_bits() -> None:
+    text = """
+    func.func @main(%x: tensor<3xf32>) -> (tensor<3xf32>, tensor<3xui32>) {
+      %c = stablehlo.constant dense<1.0e-20> : tensor<3xf32>
+      %0 = stablehlo.exponential %x : tensor<3xf32>
+      %1 = stablehlo.multiply %0, %c : tensor<3xf32>
+      %2 = stablehlo.bitcast_convert %1 : (tensor<3xf32>) -> tensor<3xui32>
+      %3 = stablehlo.bitcast_convert %2 : (tensor<3xui32>) -> tensor<3xf32>
+      return %3, %2 : tensor<3xf32>, tensor<3xui32>
+    }
+    """
+    x = np.array([1, 50, 100], np.float32)
+    exact, bits = run_reference(doubled(text), "main", [x], ["f32", "ui32"])
+    np.testing.assert_allclose(exact, np.exp(x.astype(np.float64)) * 1e-20, rtol=1e-6)
+    np.testing.assert_array_equal(bits, exact.view(np.uint32))
+    assert run_reference(text, "main", [x], ["f32", "ui32"])[0][2] == np.inf
+
+
+def test_what_has_no_double_form_is_a_compile_error() -> None:
+    text = """
+    func.func @main(%x: tensor<3xcomplex<f32>>) -> tensor<3xf32> {
+      %0 = stablehlo.real %x : (tensor<3xcomplex<f32>>) -> tensor<3xf32>
+      return %0 : tensor<3xf32>
+    }
+    """
+    with pytest.raises(CompileError):
+        doubled(text)

@@ -153,7 +153,7 @@ def error_of(want: np.ndarray, have: np.ndarray, accepted: Accepted) -> float:
 
 
 def as_float(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the numbers a host array stands for."""
+    """Return the numbers a host array stands for; the array itself where they are the same."""
     if dtype == "bf16":
         return from_bfloat16(array)
-    return array if dtype == "f64" else array.astype(np.float32 if dtype in ROUNDING else np.int64)
+    return array if dtype == "f64" else array.astype(np.float32 if dtype in ROUNDING else np.int64, copy=False)

@@ -36,8 +36,15 @@ def decoded(kind: str, blocks: np.ndarray) -> np.ndarray:
         return blocks.reshape(-1).view("<f2").astype(np.float32)
     if kind == "bf16":
         return from_bfloat16(blocks.reshape(-1).view("<u2"))
-    pieces = [_DECODERS[kind](blocks[start : start + _PIECE]) for start in range(0, len(blocks), _PIECE)]
-    return np.concatenate([piece.reshape(-1) for piece in pieces])
+    first = _DECODERS[kind](blocks[:_PIECE])
+    if len(blocks) <= _PIECE:
+        return first.reshape(-1)
+    found = np.empty((len(blocks), first.size // _PIECE), np.float32)
+    found[:_PIECE] = first.reshape(_PIECE, -1)
+    for start in range(_PIECE, len(blocks), _PIECE):
+        piece = _DECODERS[kind](blocks[start : start + _PIECE])
+        found[start : start + _PIECE] = piece.reshape(len(piece), -1)
+    return found.reshape(-1)
 
 
 def encoded_q8_0(values: np.ndarray) -> np.ndarray:

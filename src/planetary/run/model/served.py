@@ -29,7 +29,7 @@ from planetary.core.tensors import DTYPE_NAMES, TensorSpec
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, JsonTokenizer, Tokenizer, load_tokenizer
 from planetary.data.tokenizer_settings import read_settings, read_template
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, PRETRAINED
-from planetary.models.context import CacheSizes, StateSizes, WholeText
+from planetary.models.context import CacheSizes, StateSizes
 from planetary.models.initial import undrawn
 from planetary.run.kinds import kind_of
 from planetary.run.model.served_adapters import with_adapters
@@ -48,7 +48,7 @@ from planetary.runs.serve.config import ServeConfig, is_graph
 from planetary.runs.serve.program.exported_model import is_exported, read_exported
 from planetary.runs.serve.program.program import Decode
 from planetary.runs.serve.program.served_model import ServedModel
-from planetary.runs.serve.program.traced_model import TracedModel
+from planetary.runs.serve.program.traced_model import TracedModel, decoded_widths
 from planetary.runs.serve.program.weight_precision import narrowed
 
 if TYPE_CHECKING:
@@ -478,24 +478,17 @@ def _served(
 ) -> TracedModel:
     params = _host_values(params)
     specs = tuple(map(_spec, tree_names(params), jax.tree.leaves(params)))
+    vocabulary, hidden = decoded_widths(decode, params)
     return TracedModel(
         name=name,
         decode=decode,
         params=params,
         specs=specs,
         sizes=sizes,
-        vocabulary=_vocabulary(decode, params),
+        vocabulary=vocabulary,
+        hidden=0 if sizes is None else hidden,
         **others,
     )
-
-
-def _vocabulary(decode: Decode, params: Any) -> int:
-    """Return how many tokens a model gives log-probabilities of."""
-
-    def scores(params: Any, tokens: jax.Array) -> jax.Array:
-        return decode(params, tokens, WholeText(tokens))
-
-    return int(jax.eval_shape(scores, params, jax.ShapeDtypeStruct((1, 1), jax.numpy.int32)).shape[-1])
 
 
 def _json(path: Path) -> dict[str, Any]:

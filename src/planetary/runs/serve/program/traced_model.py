@@ -47,6 +47,7 @@ class TracedModel(ServedModel):
         params: the pytree that `decode` expects; the leaves are `specs`, in order.
         sizes: of a device's memory for a text; None: there is none, every token takes a whole forward pass.
         only_length: the one length, in tokens, that forward passes have; 0: they have any.
+        hidden: width of the last hidden states; 0 for a model of which `logits` alone is known.
         adapted: matrices that an adapter may change; `specs` has their A and B after the leaves.
     """
 
@@ -54,6 +55,7 @@ class TracedModel(ServedModel):
     params: Any
     sizes: CacheSizes | StateSizes | None
     only_length: int = 0
+    hidden: int = 0
     adapted: tuple[Adapter, ...] = ()
 
     def logits(self, params: Any, tokens: jax.Array) -> jax.Array:
@@ -87,7 +89,7 @@ class TracedModel(ServedModel):
             "window": window,
             "batches": (*(size for size in (1, 4, 8, 16, 32) if size < serve.batch), serve.batch),
             "chunks": tuple(chunks[:2]) or (window,),
-            "hidden": self._hidden_width(),
+            "hidden": self.hidden,
         }
         if isinstance(sizes, CacheSizes):
             return _paged(sizes, serve, common)
@@ -177,18 +179,6 @@ class TracedModel(ServedModel):
             accepted=accepted,
         )
 
-    def _hidden_width(self) -> int:
-        """Return the width of the last hidden states; 0 for a model of which `logits` alone is known."""
-        if self.sizes is None:
-            return 0
-
-        def last(params: Any, tokens: jax.Array) -> jax.Array:
-            context = _KeepsHidden(tokens)
-            self.decode(params, tokens, context)
-            return context.hidden
-
-        return int(jax.eval_shape(last, self.params, jax.ShapeDtypeStruct((1, 1), jnp.int32)).shape[-1])
-
     def _whole_pass(
         self, params: Any, tokens: np.ndarray, attention: Attention = causal_attention
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -202,6 +192,17 @@ class TracedModel(ServedModel):
         with jax.default_matmul_precision("highest"):
             rows, hidden = jax.jit(whole)(params, tokens[None])
         return np.asarray(rows), np.asarray(hidden)
+
+
+def decoded_widths(decode: Decode, params: Any) -> tuple[int, int]:
+    """Return how many tokens a model gives log-probabilities of, and the width of the last hidden states."""
+
+    def last(params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        context = _KeepsHidden(tokens)
+        return decode(params, tokens, context), context.hidden
+
+    scores, hidden = jax.eval_shape(last, params, jax.ShapeDtypeStruct((1, 1), jnp.int32))
+    return scores.shape[-1], hidden.shape[-1]
 
 
 class _KeepsHidden(WholeText):

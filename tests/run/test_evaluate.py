@@ -114,6 +114,37 @@ def test_own_held_out_part_has_the_loss_of_the_training_step(tmp_path: Path, run
     assert found.values["loss"].value == pytest.approx(np.mean(losses), rel=1e-6)
 
 
+@pytest.mark.slow
+def test_packed_run_has_the_loss_of_each_document_by_itself(tmp_path: Path) -> None:
+    """The run's own held-out part: every document of every sequence, read without the others."""
+    from planetary.core.config import load_config
+    from planetary.data.prepare import prepare
+    from planetary.data.reader import read_slice
+
+    texts = [f"the number {n} times {n * n % 17}" for n in range(400)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = {"n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16, "n_hidden": 24, "segments": True}
+    data = {"source": str(tmp_path / "texts.jsonl"), "packing": True, "held_out_fraction": 0.2}
+    folder = tmp_path / "packed"
+    write_run(folder, 3, 1, source="planetary.models.llama:build", options=options, data=data)
+    one = only(evaluated(folder, tmp_path, "loss"))
+    config, model = load_config(folder / "config.toml"), load_trained(folder)
+    made, nats, count = prepare(config, tmp_path / "cache" / "data"), 0.0, 0
+    assert made.layout is not None
+    raw = np.concatenate([read_slice(piece) for piece, _ in made.eval_chunks(config)])
+    columns = {column.name: made.layout.column(raw, column.name) for column in made.layout.columns}
+    for row in range(len(columns["tokens"])):
+        tokens, segments, targets = (columns[name][row] for name in ("tokens", "segment_ids", "targets"))
+        for segment in range(1, segments.max() + 1):
+            own = segments == segment
+            logps = np.asarray(jax.nn.log_softmax(model.logits(model.params, tokens[None, own].astype(np.int32))))[0]
+            nats, count = nats - logps[np.arange(own.sum()), targets[own]].sum(), count + int(own.sum())
+    assert one.targets == count
+    assert one.values["loss"].value == pytest.approx(nats / count, rel=1e-5)
+    with pytest.raises(UserError, match=r"--context 9: the held-out part of .* is examples, which have one length"):
+        next(evaluate_folder(folder, {}, cache=tmp_path / "cache", length=9))
+
+
 @pytest.mark.doors("torch", "transformers")
 def test_loss_equals_that_of_transformers(tmp_path: Path, published: Path) -> None:
     import torch
@@ -248,10 +279,6 @@ def test_what_does_not_fit_the_model_is_refused(tmp_path: Path, run: Path, publi
         next(evaluate_folder(published, {"a": text_file(tmp_path)}, cache=tmp_path, length=257))
     with pytest.raises(UserError, match=r"no held-out data in .*: it is no run. Give some, as --data NAME=PATH"):
         next(evaluate_folder(published, {}, cache=tmp_path))
-    packed = text_file(tmp_path, "one\n", "packed.txt").source
-    write_run(tmp_path / "packed", 1, 1, data={"source": packed, "packing": True})
-    with pytest.raises(UserError, match=r"is packed documents or .* give a set, as --data NAME=PATH"):
-        evaluated(tmp_path / "packed", tmp_path)
     with pytest.raises(UserError, match=r"nothing to evaluate in .*nowhere: expected a run folder"):
         evaluated(tmp_path / "nowhere", tmp_path, text=text_file(tmp_path))
     assert main(["evaluate", str(published), "--data", "a=x.txt", "--follow"]) == 2

@@ -97,3 +97,8 @@ def test_resumed_run_needs_the_same_examples(tmp_path: Path) -> None:
     found, expected = (planetary.Run.open(tmp_path / name).params()["w"] for name in ("run", "whole"))
     assert not np.array_equal(found, before["w"])
     np.testing.assert_array_equal(found, expected)
+
+    run = planetary.Run.open(tmp_path / "whole")
+    (loss,) = [event["loss"] for event in run.events if event["event"] == "eval_finished" and event["version"] == 4]
+    evaluated = run.evaluate(metrics=["loss"], cache=tmp_path / "cache")
+    assert evaluated == {"held_out": {"loss": pytest.approx(loss, rel=1e-5)}}

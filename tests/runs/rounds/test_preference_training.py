@@ -15,6 +15,7 @@ from test_chat_training import BATCH, MODEL, RATE, ROUNDS, SETTINGS, STEPS
 
 import planetary
 from planetary.core.config import load_config
+from planetary.core.errors import UserError
 from planetary.data.reader import read_slice
 from planetary.runs.rounds.preparation.preparation import prepare_run
 
@@ -83,3 +84,8 @@ def test_run_on_pairs_equals_a_plain_loop(tmp_path: Path) -> None:
     losses = {event["version"]: event["loss"] for event in run.of("eval_finished")}
     assert losses[ROUNDS] == pytest.approx(float(loss_fn(params, held)), rel=1e-4)
     assert losses[ROUNDS] < 0.5
+
+    own = found.evaluate(metrics=["loss"], cache=tmp_path / "cache")
+    assert own == {"held_out": {"loss": pytest.approx(losses[ROUNDS], rel=1e-5)}}
+    with pytest.raises(UserError, match=r"--metric accuracy: .* of which only the loss is known"):
+        found.evaluate(metrics=["accuracy"], cache=tmp_path / "cache")

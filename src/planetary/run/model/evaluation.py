@@ -35,6 +35,7 @@ from planetary.data.prepare import prepare
 from planetary.data.reader import IGNORED, read_slice
 from planetary.data.tokenizer import SAVED_TOKENIZER
 from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED
+from planetary.run.model.example_evaluation import own_losses
 from planetary.run.model.served import load_folder, load_trained
 from planetary.runs.serve.program.traced_model import TracedModel
 
@@ -73,7 +74,7 @@ class ModelEvaluation(msgspec.Struct, frozen=True):
     Attributes:
         model: its name.
         version: round of the checkpoint; 0: there is none.
-        length: targets of a whole row.
+        length: targets of a whole row; 0: the run's own examples.
         sets: in the order given.
     """
 
@@ -109,6 +110,15 @@ def evaluate_folder(
     """
     if not is_pretrained(folder) and not (_run_of(folder) / CONFIG).is_file():
         raise UserError(f"there is nothing to evaluate in {folder}: expected a run folder, or a pretrained one")
+    if not sources and not is_pretrained(folder) and load_config(_run_of(folder) / CONFIG).data.has_examples:
+        if length is not None:
+            raise UserError(f"--context {length}: the held-out part of {folder} is examples, which have one length")
+        run, own = _run_of(folder), None if (folder / CONFIG).is_file() else folder
+        for one in own_losses(run, metrics, cache=cache, checkpoint=checkpoint or own, is_over=is_over):
+            values = {"loss": one.loss}
+            found = SetEvaluation(OWN_SET, "", one.counted, one.examples, 0, values, {})
+            yield ModelEvaluation(one.model, one.version, 0, (found,))
+        return
     chosen = metrics_of(dict.fromkeys(("loss", *(metrics or USUAL_METRICS))))
     model = load_folder(folder) if checkpoint is None else load_trained(folder, checkpoint)
     folder = pretrained_folder(folder)
@@ -175,11 +185,6 @@ def _own_rows(folder: Path, length: int, cache: Path) -> np.ndarray:
         raise UserError(
             f"--context {length}: the run's own held-out part has rows of train.sequence_length = "
             f"{config.train.sequence_length} tokens; other rows can be made of --data NAME=PATH"
-        )
-    if config.data.has_examples:
-        raise UserError(
-            f"the held-out part of {folder} is packed documents or other examples of several arrays, and here texts "
-            "are read one after the other: give a set, as --data NAME=PATH"
         )
     pieces = prepare(config, cache / "data").eval_chunks(config)
     return cut_into_rows(np.concatenate([read_slice(piece).astype(np.int64) for piece, _ in pieces]), length)
@@ -262,4 +267,5 @@ def evaluation_table(found: ModelEvaluation) -> list[str]:
         words = [name.ljust(widths[0]), metric.ljust(widths[1])]
         lines.append("  ".join([*words, *(text.rjust(width) for text, width in zip(numbers, widths[2:], strict=True))]))
     of = f" after round {found.version}" if found.version else ""
-    return [f"{found.model}{of}, rows of {found.length} tokens", *lines, *notes]
+    rows_are = f"rows of {found.length} tokens" if found.length else "examples as in the run"
+    return [f"{found.model}{of}, {rows_are}", *lines, *notes]

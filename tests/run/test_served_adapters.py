@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,8 +23,10 @@ from planetary.core.tensors import TensorSpec, digest_of
 from planetary.models.zoo import ZOO
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_served
+from planetary.run.model.serving_export import export_served
 from planetary.runs.rounds.preparation.options import model_of
 from planetary.runs.serve.config import ServeConfig
+from planetary.runs.serve.gateway import ServingSetup
 from planetary.runs.serve.local_sequences import LocalSequences
 from planetary.runs.serve.messages import ComputeCall
 from planetary.runs.serve.model_check import check_model
@@ -221,6 +224,16 @@ def test_run_that_trained_an_adapter_is_one(tmp_path: Path) -> None:
         served(base, {"tuned": write_values(tmp_path / "rounded", other)})
     with pytest.raises(UserError, match="trained no adapter"):
         served(base, {"tuned": tmp_path / "base-run"})
+
+
+def test_models_and_adapters_are_never_left_out(tmp_path: Path) -> None:
+    """Where one of them cannot be served, the whole is refused."""
+    for section in (ServeConfig(model="a", models={"b": "b"}), ServeConfig(model="a", adapters={"b": "b"})):
+        with pytest.raises(UserError, match="an exported folder has one model"):
+            export_served(Config().having(section), tmp_path / "served")
+    job: Any = SimpleNamespace(config=Config().having(ServeConfig(model="a", models={"b": "b"})))
+    with pytest.raises(UserError, match="a job of a site serves one model"):
+        ServingSetup(load_served).prepare(job)
 
 
 @pytest.mark.doors("torch", "transformers", "peft")

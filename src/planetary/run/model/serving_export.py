@@ -46,6 +46,8 @@ def export_served(config: Config, folder: Path, *, force: bool = False) -> tuple
     """
     if is_exported(folder) and not force:
         raise UserError(f"cannot export to {folder}: it already holds a served model; use another, or --force")
+    if config.of(ServeConfig).models or config.of(ServeConfig).adapters:
+        raise UserError("serve.models, serve.adapters: an exported folder has one model, without adapters beside it")
     model = load_served(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)

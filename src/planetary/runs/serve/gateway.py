@@ -325,6 +325,8 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
         return f"; {most} of {len(self.shape.calls)} functions, {self._compiling} is being compiled"
 
     def prepare(self, gateway: Gateway[Any]) -> PreparedServing:
+        if len(self.beside) != len(gateway.config.of(ServeConfig).models):
+            raise UserError("serve.models: a job of a site serves one model: submit a job for each")
         gateway.set_stage("loading the model")
         model = self.model = self._load(gateway.config)
         release_freed_blocks()

@@ -333,6 +333,7 @@ def test_every_family_of_the_zoo_takes_adapters(name: str, inputs_first: bool | 
     model = export_model(ZOO[name].source, ZOO[name].options("tiny"))
     found = adapted(model, rank=2, alpha=4.0, targets=(), seed=0).adapters
     assert found
+    assert not any("router" in one.target for one in found)
     assert inputs_first is None or {one.inputs_first for one in found} == {inputs_first}
 
 

@@ -31,7 +31,7 @@ def adapted(model: Model, *, rank: int, alpha: float, targets: Sequence[str], se
         rank: of the changes.
         alpha: rank times the factor of the changes.
         targets: patterns of names, or of ends of names such as `"q_proj"`; none: matrices of numbered blocks that are
-            multiplied with a layer's inputs.
+            multiplied with a layer's inputs, but for a mixture's routers.
         seed: of the initial values.
 
     Raises:
@@ -146,8 +146,12 @@ def _targets(model: Model, patterns: Sequence[str], contracted: Mapping[str, set
 
 
 def is_in_block(name: str) -> bool:
-    """Whether a parameter belongs to one of numbered blocks, such as `h.0.mlp`."""
-    return any(part.isdigit() for part in name.split("."))
+    """Whether a parameter belongs to one of numbered blocks, such as `h.0.mlp`, and to no router.
+
+    A small change of a mixture's router sends tokens to other experts.
+    """
+    parts = name.split(".")
+    return any(part.isdigit() for part in parts) and "router" not in parts
 
 
 _SHOWN = 6  # names in an error

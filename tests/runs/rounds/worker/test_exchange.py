@@ -27,7 +27,7 @@ from planetary.runs.rounds.events import EndParametersOf, OuterStepDone, TakeOut
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.worker.compute import Compute
 from planetary.runs.rounds.worker.events import StepDone, TaskBroke, TrainingDone
-from planetary.runs.rounds.worker.exchange import CodedUpdates, Exchange, Trained, WholeParameters, exchange_of
+from planetary.runs.rounds.worker.exchange import CodedUpdates, Exchange, Trained, exchange_of
 from planetary.runs.rounds.worker.inner_state import InnerStates
 from planetary.sync.merge import Mean, Radial, Senders
 from planetary.sync.outer import initial_state, published_params
@@ -282,7 +282,7 @@ def test_a_nan_is_found_before_it_is_sent() -> None:
 
 def test_without_codecs_everything_is_whole() -> None:
     worker = exchange_of(SPECS, rm.Compression())
-    assert isinstance(worker, WholeParameters)
+    assert isinstance(worker, Exchange)
     assert worker.give(task(1, START, START)).tensors is START
     assert taken(worker, rm.Parameters(version=1), START) == START
 

@@ -34,7 +34,7 @@ from planetary.runs.federation.status import terms_in_words
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.events import EndParametersOf
 from planetary.runs.rounds.worker import events as w
-from planetary.runs.rounds.worker.exchange import Exchange, WholeParameters
+from planetary.runs.rounds.worker.exchange import Exchange
 from planetary.runs.rounds.worker.role import TrainingRole
 from planetary.wire.streams import ReceivedMessage
 
@@ -201,7 +201,7 @@ class SiteWork:
     def __init__(self, post: Callable[[Event], None]) -> None:
         """`post` takes the events of the site's controller."""
         self._post = post
-        self.exchange: Exchange = WholeParameters(())
+        self.exchange: Exchange = Exchange(())
         self._ends: dict[int, Tensors] = {}
         self._task = 0  # newest task of the hub; 0: none
         self.report: Callable[[Event], None] = lambda event: None
@@ -281,7 +281,7 @@ class SiteRole(TrainingRole):
     ) -> None:
         super().__init__(job, place, work, ready)
         self._work, self._is_anchor = work, is_anchor
-        work.exchange = WholeParameters(masters_of(job.spec.params))
+        work.exchange = Exchange(masters_of(job.spec.params))
         self._counted: dict[int, int] = {}  # version -> tokens of this site in it
 
     def carry_out(self, instruction: Instruction) -> None:

@@ -7,7 +7,7 @@ they are there. "lockstep": all wait for all, which equals a training in one pro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -18,8 +18,8 @@ from planetary.runs.mixture.methods.tiers import Cadence
 T = TypeVar("T")
 
 
-class Pace(Protocol):
-    """The decisions.
+class Pace(msgspec.Struct, frozen=True):
+    """The decisions; by default no participant waits.
 
     Attributes:
         unused_keys: keys of `[moe]` that have no effect at this pace.
@@ -32,93 +32,6 @@ class Pace(Protocol):
         detects_stuck_composers: whether a composer without a step for long is stuck, and not waiting for another one.
     """
 
-    unused_keys: ClassVar[tuple[str, ...]]
-    works_in_background: ClassVar[bool]
-    views_at_round_end: ClassVar[bool]
-    publishes_unchanged_fits: ClassVar[bool]
-    sketches_expire: ClassVar[bool]
-    detects_stuck_composers: ClassVar[bool]
-
-    # --- the configuration ------------------------------------------------------------------------------------
-
-    def check_cadence(self, cadence: Cadence) -> None:
-        """Raise `UserError` for horizons that this pace cannot keep."""
-        ...
-
-    def check_resumable(self) -> None:
-        """Raise `UserError` if a run that was stopped cannot be resumed."""
-        ...
-
-    def quorum(self, composers: int, configured: int) -> int:
-        """Return how many publications suffice to merge a fragment once the grace time is over."""
-        ...
-
-    # --- a composer -------------------------------------------------------------------------------------------
-
-    def run_steps(self, done: int, others: int, shards: int) -> int:
-        """Return the steps of a run over `shards`.
-
-        Args:
-            done: steps of this composer.
-            others: sum of the steps of the other shards' composers.
-            shards: of the run.
-        """
-        ...
-
-    def may_finish(self, confirmed: bool) -> bool:
-        """Whether a composer without remaining steps may end; `confirmed`: by the gateway, since the last step."""
-        ...
-
-    def blocked_by(self, missing: Iterable[str]) -> str:
-        """Return the first missing item if a composer waits for it, else ""."""
-        ...
-
-    def skips_upload(self, in_flight: int) -> bool:
-        """Whether an upload is left out while `in_flight` earlier ones of the kind have not left this machine."""
-        ...
-
-    def may_offer(self, has_room: bool) -> bool:
-        """Whether to send a sketch; `has_room`: fewer than the window are unanswered."""
-        ...
-
-    def exchange(self, adopt: Callable[[], list[T]], publish: Callable[[], list[T]]) -> list[T]:
-        """Return a boundary's instructions about fragments, in order: adopt merges that have arrived, publish those
-        due.
-        """
-        ...
-
-    def fits_after_merges(self, replicas: int) -> bool:
-        """Whether surrogates are fitted after the merges of the experts' copies the same step has published."""
-        ...
-
-    def holds_back(self, fitted: int, done: int) -> bool:
-        """Whether surrogates fitted after step `fitted` wait until a composer at step `done` is there."""
-        ...
-
-    # --- expert workers ---------------------------------------------------------------------------------------
-
-    def pool(self, composers: int, refresh: int) -> SketchPool:
-        """Return where sketches of all composers become work; `refresh`: steps between two refreshes."""
-        ...
-
-    def made_with(self, current: int, version: int) -> int:
-        """Return the version that work made with `version` of the experts counts as, when `current` is the newest."""
-        ...
-
-    # --- failures ---------------------------------------------------------------------------------------------
-
-    def end_without_work(self, what: str) -> str:
-        """Return why a run ends whose expert workers failed at some work in every attempt; "": it goes on."""
-        ...
-
-    def end_without_composer(self, worker: str, reason: str) -> str:
-        """Return why a run ends that has lost a composer; "": it goes on."""
-        ...
-
-
-class Free(msgspec.Struct, frozen=True, tag="free"):
-    """No participant waits."""
-
     unused_keys: ClassVar[tuple[str, ...]] = ()
     works_in_background: ClassVar[bool] = True
     views_at_round_end: ClassVar[bool] = False
@@ -126,55 +39,86 @@ class Free(msgspec.Struct, frozen=True, tag="free"):
     sketches_expire: ClassVar[bool] = True
     detects_stuck_composers: ClassVar[bool] = True
 
-    def check_cadence(self, cadence: Cadence) -> None: ...
+    # --- the configuration ------------------------------------------------------------------------------------
 
-    def check_resumable(self) -> None: ...
+    def check_cadence(self, cadence: Cadence) -> None:
+        """Raise `UserError` for horizons that this pace cannot keep."""
+
+    def check_resumable(self) -> None:
+        """Raise `UserError` if a run that was stopped cannot be resumed."""
 
     def quorum(self, composers: int, configured: int) -> int:
+        """Return how many publications suffice to merge a fragment once the grace time is over."""
         return configured
 
+    # --- a composer -------------------------------------------------------------------------------------------
+
     def run_steps(self, done: int, others: int, shards: int) -> int:
-        """The mean over all shards."""
+        """Return the steps of a run over `shards`: by default the mean over all of them.
+
+        Args:
+            done: steps of this composer.
+            others: sum of the steps of the other shards' composers.
+            shards: of the run.
+        """
         return (done + others) // shards
 
     def may_finish(self, confirmed: bool) -> bool:
-        """A composer guesses the others' steps."""
+        """Whether a composer without remaining steps may end; `confirmed`: by the gateway, since the last step."""
         return confirmed
 
     def blocked_by(self, missing: Iterable[str]) -> str:
+        """Return the first missing item if a composer waits for it, else ""."""
         return ""
 
     def skips_upload(self, in_flight: int) -> bool:
-        """The next one will be newer."""
+        """Whether an upload is left out while `in_flight` earlier ones of the kind have not left this machine."""
         return in_flight > 0
 
     def may_offer(self, has_room: bool) -> bool:
+        """Whether to send a sketch; `has_room`: fewer than the window are unanswered."""
         return has_room
 
     def exchange(self, adopt: Callable[[], list[T]], publish: Callable[[], list[T]]) -> list[T]:
-        """Merges that have arrived are part of the publications."""
+        """Return a boundary's instructions about fragments, in order: adopt merges that have arrived, publish those
+        due.
+        """
         return [*adopt(), *publish()]
 
     def fits_after_merges(self, replicas: int) -> bool:
+        """Whether surrogates are fitted after the merges of the experts' copies the same step has published."""
         return False
 
     def holds_back(self, fitted: int, done: int) -> bool:
+        """Whether surrogates fitted after step `fitted` wait until a composer at step `done` is there."""
         return False
 
+    # --- expert workers ---------------------------------------------------------------------------------------
+
     def pool(self, composers: int, refresh: int) -> SketchPool:
+        """Return where sketches of all composers become work; `refresh`: steps between two refreshes."""
         return RecentSketches(refresh)
 
     def made_with(self, current: int, version: int) -> int:
+        """Return the version that work made with `version` of the experts counts as, when `current` is the newest."""
         return version
 
+    # --- failures ---------------------------------------------------------------------------------------------
+
     def end_without_work(self, what: str) -> str:
+        """Return why a run ends whose expert workers failed at some work in every attempt; "": it goes on."""
         return ""
 
     def end_without_composer(self, worker: str, reason: str) -> str:
+        """Return why a run ends that has lost a composer; "": it goes on."""
         return ""
 
 
-class Lockstep(msgspec.Struct, frozen=True, tag="lockstep"):
+class Free(Pace, frozen=True, tag="free"):
+    """No participant waits."""
+
+
+class Lockstep(Pace, frozen=True, tag="lockstep"):
     """All participants wait for all."""
 
     unused_keys: ClassVar[tuple[str, ...]] = ("window",)
@@ -250,5 +194,3 @@ AnyPace = Free | Lockstep
 
 PACES: Mapping[str, AnyPace] = {"free": Free(), "lockstep": Lockstep()}
 """By the value of `moe.pace`."""
-
-_CONFORMS: tuple[Pace, ...] = tuple(PACES.values())  # the type checker's proof that each makes every decision

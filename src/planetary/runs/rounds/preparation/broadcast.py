@@ -7,7 +7,6 @@ One object per run. The controller chooses a form per worker from the `Change` i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -22,51 +21,12 @@ from planetary.sync.payload import PAYLOAD, PayloadForm, Shown
 from planetary.sync.relay import COEFFICIENTS, params_digest, relayed_name
 
 
-class Broadcast(Protocol):
-    """The form in which the gateway sends new versions.
+class Broadcast:
+    """The form in which the gateway sends new versions: whole parameters, or the whole tensors of a fragment.
 
     Attributes:
         change: to the newest version.
     """
-
-    change: Change
-
-    @property
-    def shown(self) -> Tensors:
-        """The newest version as workers have it, where that is not the master copy; else empty."""
-        ...
-
-    def newest(self, params: Tensors) -> Mapping[str, np.ndarray]:
-        """Return the newest version, whose master copy is `params`, as workers get it whole."""
-        ...
-
-    def attached(self, attachment: int, payload: np.ndarray | None, digest: str) -> None:
-        """Take note of the bytes, and their digest, in which a contribution came; None: it came as tensors."""
-        ...
-
-    def dropped(self, attachment: int) -> None:
-        """Forget a contribution."""
-        ...
-
-    def advance(self, round_: int, step: OuterStep, rule: MergeRule, parts: Mapping[int, int]) -> None:
-        """Make the change to the version after a round; `parts`: attachments of the contributions by task."""
-        ...
-
-    def change_of(self, version: int, own: Collection[int] = ()) -> Tensors:
-        """Return the tensors of a change that was announced, without the payloads of the tasks `own`."""
-        ...
-
-    def keep(self, versions: Sequence[int]) -> None:
-        """Forget the changes to all other versions."""
-        ...
-
-    def go_back(self, params: Tensors) -> None:
-        """Let workers have `params`, float32 by name; there is no change."""
-        ...
-
-
-class WholeVersions:
-    """Whole parameters, or the whole tensors of a fragment. See `Broadcast`."""
 
     def __init__(self, specs: Sequence[TensorSpec], fragments: Fragments) -> None:
         self._specs, self._fragments = tuple(specs), fragments
@@ -75,33 +35,40 @@ class WholeVersions:
 
     @property
     def shown(self) -> Tensors:
+        """The newest version as workers have it, where that is not the master copy; else empty."""
         return {}
 
     def newest(self, params: Tensors) -> Mapping[str, np.ndarray]:
-        """In their own element types."""
+        """Return the newest version, whose master copy is `params`, as workers get it whole."""
         return published_params(self._specs, params)
 
-    def attached(self, attachment: int, payload: np.ndarray | None, digest: str) -> None: ...
+    def attached(self, attachment: int, payload: np.ndarray | None, digest: str) -> None:
+        """Take note of the bytes, and their digest, in which a contribution came; None: it came as tensors."""
 
-    def dropped(self, attachment: int) -> None: ...
+    def dropped(self, attachment: int) -> None:
+        """Forget a contribution."""
 
     def advance(self, round_: int, step: OuterStep, rule: MergeRule, parts: Mapping[int, int]) -> None:
+        """Make the change to the version after a round; `parts`: attachments of the contributions by task."""
         if self._fragments.count > 1:
             specs = self._fragments.of_round(round_)
             self.change, self._changes[round_] = CodedChange(), published_params(specs, step.state.params)
 
     def change_of(self, version: int, own: Collection[int] = ()) -> Tensors:
+        """Return the tensors of a change that was announced, without the payloads of the tasks `own`."""
         return self._changes[version]
 
     def keep(self, versions: Sequence[int]) -> None:
+        """Forget the changes to all other versions."""
         self._changes = {v: change for v, change in self._changes.items() if v in versions}
 
     def go_back(self, params: Tensors) -> None:
+        """Let workers have `params`, float32 by name; there is no change."""
         self._changes, self.change = {}, WHOLE
 
 
-class CodedChanges(WholeVersions):
-    """Changes in a codec, relative to the parameters that workers have. See `Broadcast` and `Shown`."""
+class CodedChanges(Broadcast):
+    """Changes in a codec, relative to the parameters that workers have. See `Shown`."""
 
     change: Change
 
@@ -128,8 +95,8 @@ class CodedChanges(WholeVersions):
             part.params = _of(specs, params)
 
 
-class RelayedUpdates(WholeVersions):
-    """The contributions of a round as they came. See `Broadcast` and `sync.relay`."""
+class RelayedUpdates(Broadcast):
+    """The contributions of a round as they came. See `sync.relay`."""
 
     change: Change
 
@@ -176,7 +143,7 @@ def broadcast_of(
 ) -> Broadcast:
     """Return the broadcast of a run; `params`: as workers have them, float32 by name."""
     if compression.down == "none":
-        return WholeVersions(specs, fragments)
+        return Broadcast(specs, fragments)
     if compression.down == RELAY:
         return RelayedUpdates(specs, fragments, compression.up)
     return CodedChanges(specs, fragments, compression.down, params)

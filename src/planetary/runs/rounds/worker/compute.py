@@ -31,7 +31,7 @@ from planetary.runs.rounds.worker.events import (
     TrainingDone,
     TrainingPaused,
 )
-from planetary.runs.rounds.worker.exchange import Exchange, Trained, WholeParameters
+from planetary.runs.rounds.worker.exchange import Exchange, Trained
 from planetary.runs.rounds.worker.inner_state import BackgroundSaver, InnerStates
 from planetary.runtime.executor import Executor, StepResult
 from planetary.sync.contributions import check_contribution
@@ -113,7 +113,7 @@ class Compute:
         `seed`: of the run's random numbers;
         `layout`: of examples of several arrays; None: slices are tokens.
         """
-        self.exchange: Exchange = WholeParameters(spec.params) if exchange is None else exchange
+        self.exchange: Exchange = Exchange(spec.params) if exchange is None else exchange
         self._feedback, self._delay = feedback, delay
         self._paused: _LeaseRun | None = None  # the task that waits for a version
         self._executor = executor

@@ -6,7 +6,6 @@ Used in the compute thread: encoding and decoding never hold up the event loop.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -53,20 +52,23 @@ class Outgoing(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-class Exchange(Protocol):
-    """One per role of a worker.
+class Exchange:
+    """One per role of a worker: by default end parameters up and whole parameters down, exact.
 
     Attributes:
         residual_specs: of the tensors it keeps from round to round; empty: none.
         residual: these, by name; None: they are zero.
     """
 
-    residual_specs: tuple[TensorSpec, ...]
-    residual: Tensors | None
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self.residual_specs: tuple[TensorSpec, ...] = ()
+        self.residual: Tensors | None = None
+        self._by_name = {spec.name: spec for spec in specs}
+        self._newest: Tensors = {}
 
     def expects(self, message: Parameters, name: str) -> TensorSpec | None:
         """Return the tensor of this name among parameters, None for another name."""
-        ...
+        return self._by_name.get(name)
 
     def take(self, message: Parameters, tensors: Tensors) -> None:
         """Keep the parameters a message makes the newest.
@@ -74,7 +76,7 @@ class Exchange(Protocol):
         Raises:
             ProtocolError: the bytes of a change do not match the digest.
         """
-        ...
+        self._newest = tensors
 
     def start(
         self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
@@ -90,7 +92,8 @@ class Exchange(Protocol):
         Raises:
             ProtocolError: the worker does not have these end parameters.
         """
-        ...
+        _refuse_chain(after)  # end parameters have no part that could be told apart
+        return self._newest
 
     def mix(self, params: Tensors, version: int) -> Tensors:
         """Return a worker's own parameters with the fragment of a version, which was taken, mixed in.
@@ -98,7 +101,7 @@ class Exchange(Protocol):
         Raises:
             ProtocolError: the run has no fragments.
         """
-        ...
+        raise _no_fragments(version)
 
     def give(self, trained: Trained) -> Outgoing:
         """Return the payload of a task.
@@ -106,35 +109,6 @@ class Exchange(Protocol):
         Raises:
             NumericsError: the trained parameters, or the error feedback, are not finite.
         """
-        ...
-
-
-class WholeParameters:
-    """End parameters up and whole parameters down, exact. See `Exchange`."""
-
-    def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        self.residual_specs: tuple[TensorSpec, ...] = ()
-        self.residual: Tensors | None = None
-        self._specs = {spec.name: spec for spec in specs}
-        self._newest: Tensors = {}
-
-    def expects(self, message: Parameters, name: str) -> TensorSpec | None:
-        return self._specs.get(name)
-
-    def take(self, message: Parameters, tensors: Tensors) -> None:
-        self._newest = tensors
-
-    def start(
-        self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
-    ) -> Tensors:
-        """End parameters have no part that could be told apart."""
-        _refuse_chain(after)
-        return self._newest
-
-    def mix(self, params: Tensors, version: int) -> Tensors:
-        raise _no_fragments(version)
-
-    def give(self, trained: Trained) -> Outgoing:
         return Outgoing(trained.ends)
 
 
@@ -294,8 +268,8 @@ class _Unmerged(msgspec.Struct, frozen=True):
         return HeldContribution(Contribution(self.task, self.tokens, deltas, form="deltas"), {})
 
 
-class CodedUpdates:
-    """Deltas up, and changes or whole parameters down; see `Exchange`.
+class CodedUpdates(Exchange):
+    """Deltas up, and changes or whole parameters down.
 
     A lease trained again, or a second one in the same round, starts from the feedback of the round before, as it does
     from that round's optimizer state.
@@ -343,9 +317,6 @@ class CodedUpdates:
             masters = eager_start(self._specs, masters, own, tokens, rate, radial=radial)
         return published_params(self._specs, masters)
 
-    def mix(self, params: Tensors, version: int) -> Tensors:
-        raise _no_fragments(version)
-
     def give(self, trained: Trained) -> Outgoing:
         start, ends = (
             {spec.name: in_float32(spec.dtype, params[spec.name]) for spec in self._specs}
@@ -360,8 +331,8 @@ class CodedUpdates:
         return Outgoing({PAYLOAD: payload}, digest)
 
 
-class FragmentUpdates:
-    """One fragment a round each way, and the worker's own values of all of them. See `Exchange` and `sync.fragments`.
+class FragmentUpdates(Exchange):
+    """One fragment a round each way, and the worker's own values of all of them. See `sync.fragments`.
 
     Each fragment has the exchange of the fragment's tensors. Deltas count from the newest shared values, wherever the
     worker's task began.
@@ -453,5 +424,5 @@ def exchange_of(
     if fragments is not None:
         return FragmentUpdates(specs, compression, fragments)
     if not compression.codecs:
-        return WholeParameters(specs)
+        return Exchange(specs)
     return CodedUpdates(specs, compression, eager_rate, eager_radial=eager_radial)

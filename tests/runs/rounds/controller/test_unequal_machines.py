@@ -9,7 +9,7 @@ import pytest
 from fault_schedules import run_schedule, sweep
 from small_training import SmallTraining, small_training
 
-from planetary.runs.rounds.controller.pace import EVEN, MOST_SHARES, EqualShares, LeaseTimes, MeasuredShares
+from planetary.runs.rounds.controller.pace import EVEN, MOST_SHARES, LeaseTimes, MeasuredShares, Shares
 from planetary.runs.rounds.records import DeltaAccepted, LeaseAssigned, RoundMerged
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
@@ -43,7 +43,7 @@ def test_transfers_are_part_of_a_finish_time() -> None:
 
 def test_shares_stay_equal_while_finish_times_nearly_are() -> None:
     assert measured(30, a=(1.0, 0.0), b=(1 / (1 + 0.9 * EVEN), 0.0)).of(["a", "b"]) == {"a": 30, "b": 30}
-    assert MeasuredShares(30).of(["a", "b"]) == EqualShares(30).of(["a", "b"]) == {"a": 30, "b": 30}
+    assert MeasuredShares(30).of(["a", "b"]) == Shares(30).of(["a", "b"]) == {"a": 30, "b": 30}
 
 
 def test_newcomer_counts_as_the_median_up_to_the_most() -> None:
@@ -135,7 +135,7 @@ def test_orphans_are_divided_to_fill_the_remaining_time() -> None:
     assert shares.of_orphans("c", 30, 7, 2.05) == 8  # as slow as the median
     assert shares.of_orphans("a", 3, 7, 2.05) == 3
     assert MeasuredShares(30).of_orphans("a", 30, 7, 2.05) == 5
-    assert EqualShares(1).of_orphans("a", 3, 7, 2.05) == 1
+    assert Shares(1).of_orphans("a", 3, 7, 2.05) == 1
 
 
 def test_the_steps_of_a_lost_worker_are_divided_among_the_others() -> None:

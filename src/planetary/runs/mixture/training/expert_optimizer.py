@@ -7,7 +7,7 @@ expert workers update the experts from them, and the newest versions are streame
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
 V = TypeVar("V")
 
@@ -16,8 +16,8 @@ COMPOSER, EXPERT = "composer", "expert"
 """Operators' names for the roles in a mixture. Either evaluates the assembled model."""
 
 
-class ExpertOptimizer(Protocol):
-    """The decisions.
+class ExpertOptimizer:
+    """The decisions; by default the experts' composer has the optimizer.
 
     Attributes:
         in_step: whether a composer's own step updates the experts; it then computes with the optimizer's masters.
@@ -26,36 +26,21 @@ class ExpertOptimizer(Protocol):
         roles: of workers, and the parts of the program of which each runs functions.
     """
 
-    in_step: ClassVar[bool]
-    functions: ClassVar[tuple[str, ...]]
-    largest_state: ClassVar[str]
-    roles: ClassVar[Mapping[str, frozenset[str]]]
-
-    def streamed_layers(self, layers: int) -> range:
-        """Return the layers of a model with `layers` whose experts reach composers in versions of their own."""
-        ...
-
-    def in_shard(self, experts: Mapping[str, V]) -> Mapping[str, V]:
-        """Return the part of the experts, by name, that is saved in a composer's state."""
-        ...
-
-
-class Resident:
-    """On the experts' composer."""
-
     in_step: ClassVar[bool] = True
     functions: ClassVar[tuple[str, ...]] = ("update",)
     largest_state: ClassVar[str] = "of a shard"
     roles: ClassVar[Mapping[str, frozenset[str]]] = {COMPOSER: frozenset({"composer", "expert", "whole"})}
 
     def streamed_layers(self, layers: int) -> range:
+        """Return the layers of a model with `layers` whose experts reach composers in versions of their own."""
         return range(0)
 
     def in_shard(self, experts: Mapping[str, V]) -> Mapping[str, V]:
+        """Return the part of the experts, by name, that is saved in a composer's state."""
         return experts
 
 
-class Offloaded:
+class Offloaded(ExpertOptimizer):
     """On expert workers."""
 
     in_step: ClassVar[bool] = False
@@ -74,4 +59,4 @@ class Offloaded:
         return {}
 
 
-RESIDENT, OFFLOADED = Resident(), Offloaded()
+RESIDENT, OFFLOADED = ExpertOptimizer(), Offloaded()

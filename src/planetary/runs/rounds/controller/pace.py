@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -97,60 +96,39 @@ def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 
-class Shares(Protocol):
-    """How many leases each worker trains in a round."""
+class Shares:
+    """How many leases each worker trains in a round: by default all as many, and a task counts whole or not at all."""
+
+    def __init__(self, average: int) -> None:
+        """`average`: leases of a worker and round."""
+        self._average = average
 
     def observe(self, times: LeaseTimes) -> None:
         """Take note of a contribution's times."""
-        ...
 
     def of(self, workers: Sequence[str]) -> dict[str, int]:
         """Return the leases of each worker, at least one, in a round that these begin."""
-        ...
+        return dict.fromkeys(workers, self._average)
 
     def of_orphans(self, worker: str, orphans: int, takers: int, others_end_in_s: float) -> int:
         """Return how many of a round's leases without a holder a free worker takes.
 
         `takers`: workers that may share them; `others_end_in_s`: until all tasks of the round under way are trained.
         """
-        ...
-
-    @property
-    def shares_orphans(self) -> bool:
-        """Whether workers that have contributed take orphans while the holder may come back."""
-        ...
-
-    def may_finish(self, trained: int) -> bool:
-        """Whether a task counts with fewer leases than it has, after so many inner steps of it."""
-        ...
-
-
-class EqualShares:
-    """All train as many; a task counts whole or not at all. See `Shares`."""
-
-    def __init__(self, average: int) -> None:
-        """`average`: leases of a worker and round."""
-        self._average = average
-
-    def observe(self, times: LeaseTimes) -> None: ...
-
-    def of(self, workers: Sequence[str]) -> dict[str, int]:
-        return dict.fromkeys(workers, self._average)
-
-    def of_orphans(self, worker: str, orphans: int, takers: int, others_end_in_s: float) -> int:
         return min(orphans, self._average)
 
     @property
     def shares_orphans(self) -> bool:
-        """All others would wait for a whole lease."""
-        return False
+        """Whether workers that have contributed take orphans while the holder may come back."""
+        return False  # all others would wait for a whole lease
 
     def may_finish(self, trained: int) -> bool:
+        """Whether a task counts with fewer leases than it has, after so many inner steps of it."""
         return False
 
 
-class MeasuredShares:
-    """All end at once, by exponential means of the seconds of an inner step and of a lease's transfers. See `Shares`.
+class MeasuredShares(Shares):
+    """All end at once, by exponential means of the seconds of an inner step and of a lease's transfers.
 
     With o_i seconds of transfers and s_i of a lease, n_i = (T - o_i) / s_i, where T makes the sum that of equal shares.
     Workers without a measurement count as the median. Shares stay equal while the finish times would differ by less
@@ -160,7 +138,7 @@ class MeasuredShares:
 
     def __init__(self, average: int) -> None:
         """`average`: leases of one inner step, of a worker and round."""
-        self._average = average
+        super().__init__(average)
         self._step_s: dict[str, float] = {}
         self._transfer_s: dict[str, float] = {}
 
@@ -234,7 +212,7 @@ def _whole(exact: Mapping[str, float], total: int) -> dict[str, int]:
     return shares
 
 
-SHARES: Mapping[str, Callable[[int], Shares]] = {"equal": EqualShares, "measured": MeasuredShares}
+SHARES: Mapping[str, Callable[[int], Shares]] = {"equal": Shares, "measured": MeasuredShares}
 """By the names of the configuration: a function of the leases of an average worker and round."""
 
 

@@ -408,6 +408,16 @@ def test_adapters_are_merged_in_every_use_of_the_model(tmp_path: Path, name: str
     np.testing.assert_array_equal(merged.logits(merged.params, TOKENS), loaded.logits(loaded.params, TOKENS))
 
 
+@pytest.mark.slow
+def test_base_in_blocks_is_tuned_as_far_as_the_whole_one(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "llama")
+    losses = {form: trained(model_of(tuned(base, alpha=32.0, base=form)), 40)[1] for form in ("f32", "int8", "int4")}
+    gains = {form: found[0] - found[-1] for form, found in losses.items()}
+    assert gains["f32"] > 0.5
+    assert gains["int8"] == pytest.approx(gains["f32"], rel=0.03)
+    assert gains["int4"] == pytest.approx(gains["f32"], rel=0.2)
+
+
 @pytest.mark.parametrize(("change", "refused"), [({"adapter": {"rank": 2}}, True), ({}, False)])
 def test_run_goes_on_with_its_own_base_only(tmp_path: Path, change: dict[str, Any], refused: bool) -> None:
     """A step made again has other buffers: those of a run without adapters are tables, which a new step may change."""

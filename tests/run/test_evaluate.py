@@ -275,6 +275,8 @@ def test_what_does_not_fit_the_model_is_refused(tmp_path: Path, run: Path, publi
     chat.write_text(json.dumps({"messages": said("a", "b")}))
     with pytest.raises(UserError, match="the tokenizer byte has no chat template"):
         evaluated(run, tmp_path, chats=DataSource(str(chat), text_key="text", format="chat"))
+    with pytest.raises(UserError, match="has pairs of answers, and a set is texts of which every one is wanted"):
+        evaluated(run, tmp_path, pairs=DataSource(str(chat), text_key="text", format="preference"))
     with pytest.raises(UserError, match="--context 257: the model model takes 256 tokens at most"):
         next(evaluate_folder(published, {"a": text_file(tmp_path)}, cache=tmp_path, length=257))
     with pytest.raises(UserError, match=r"no held-out data in .*: it is no run. Give some, as --data NAME=PATH"):

@@ -10,7 +10,7 @@ import numpy as np
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config
-from planetary.core.configuration.schema import DataSource
+from planetary.core.configuration.schema import PREFERENCE, DataSource
 from planetary.core.errors import UserError
 from planetary.core.tensors import host_dtype
 from planetary.data.metrics import OWN_SET
@@ -37,6 +37,11 @@ def read_set(name: str, source: DataSource, tokenizer: Tokenizer | None, place: 
         UserError: the source is not readable, empty, or has tokens that the model does not know.
         ResourceError: the host of a URL cannot be reached.
     """
+    if source.format == PREFERENCE:
+        raise UserError(
+            f"the set {name} ({source.source}) has pairs of answers, and a set is texts of which every one is wanted: "
+            "a run on pairs evaluates its own held-out part"
+        )
     part = part_of(source, place)
     if tokenizer is None and part.dtype is None:
         raise UserError(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planetary.compiler import ir, ops
+from planetary.compiler.rewrites.angles import reduce_angles
 from planetary.compiler.rewrites.integers import narrow_integers
 from planetary.compiler.rewrites.powers import powers_by_parity
 from planetary.compiler.rewrites.precision import CONTRACTIONS
@@ -156,6 +157,7 @@ def rewrite_for_iree(module: ir.Module) -> None:
     contractions_to_f32(module)
     own_sorted_values(module)
     order_products(module)
+    reduce_angles(module)
 
 
 def lookups_to_matmuls(module: ir.Module) -> None:

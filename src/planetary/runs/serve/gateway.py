@@ -190,7 +190,7 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
     def why_not_ready(self) -> str:
         if self.is_ready:
             return ""
-        gateway, shape = self._opened, self.shape
+        gateway, shape = self.opened, self.shape
         why, since = gateway.compiling
         if why and shape is not None:
             why = (
@@ -213,7 +213,7 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
         return 0.0 if self.controller is None else self.controller.scheduler.used_share
 
     @property
-    def _opened(self) -> Gateway[Any]:
+    def opened(self) -> Gateway[Any]:
         assert self._gateway is not None
         return self._gateway
 
@@ -233,7 +233,7 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
         Raises:
             ClosedError: the gateway ends.
         """
-        gateway = self._opened
+        gateway = self.opened
         if not gateway.is_running:
             raise ClosedError("the gateway does not serve now")
         reader = self._readers[request.number] = asyncio.Queue()
@@ -258,7 +258,7 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
         self._gateway = gateway
         if self.first is not None:
             gateway.before_close.callback(self._end_answers)
-            gateway.endpoint = self.first._opened.endpoint
+            gateway.endpoint = self.first.opened.endpoint
             return
         endpoint = await Endpoint.start(self, gateway.config.of(ServeConfig), self.beside)
         gateway.endpoint, gateway.web_app = endpoint.url, endpoint.app
@@ -271,8 +271,8 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
 
     def status(self, gateway: Gateway[Any]) -> ServingStatus:
         """Return the status of the model; of the first one, with what the models beside it add."""
-        status = self._own_status(gateway)
-        others = [one._own_status(one._opened) for one in self.beside if one._gateway is not None]
+        status = self.own_status(gateway)
+        others = [one.own_status(one.opened) for one in self.beside if one._gateway is not None]
         waits = next((one for one in (status, *others) if one.state != "serving"), status)
         return msgspec.structs.replace(
             status,
@@ -287,7 +287,7 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
             tokens_per_s=status.tokens_per_s + sum(one.tokens_per_s for one in others),
         )
 
-    def _own_status(self, gateway: Gateway[Any]) -> ServingStatus:
+    def own_status(self, gateway: Gateway[Any]) -> ServingStatus:
         controller = self.controller
         status = base_status(
             gateway,

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from planetary.compiler.frontend.export import find_builder
-from planetary.compiler.frontend.torch_modules import ModuleBuilder
+from planetary.compiler.frontend.framework import ModuleBuilder
 from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.runs.rounds.preparation.options import builder_options

@@ -23,6 +23,9 @@ from planetary.web.browser_guard import BrowserGuard
 MOST_CONNECTIONS = 1024
 FIRST_REQUEST_S = 10.0
 """Seconds until a connection's first request must have the head."""
+IDLE_S = 30
+"""Seconds that a connection may be idle. Python's clients leave theirs after 5: a server that closes it in the same
+moment would reset the next request."""
 STOP_S = 1
 """Seconds a stopping server waits for responses in progress."""
 
@@ -121,6 +124,7 @@ def _config(app: BrowserGuard) -> uvicorn.Config:
         lifespan="off",
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=STOP_S,
+        timeout_keep_alive=IDLE_S,
         server_header=False,
     )
 

@@ -14,15 +14,15 @@ import msgspec
 import numpy as np
 
 from planetary.compiler import ir
-from planetary.compiler.frontend.author import Author
-from planetary.compiler.frontend.export import Model
-from planetary.compiler.frontend.manifest import Argument, Init, Role
-from planetary.compiler.rewrites.adapted_products import (
+from planetary.compiler.frontend.adapted_products import (
     change_matrix,
     change_product,
     contracted_dimensions,
     products_of,
 )
+from planetary.compiler.frontend.author import Author
+from planetary.compiler.frontend.export import Model
+from planetary.compiler.frontend.manifest import Argument, Init, Role
 from planetary.core.adapters import Adapter, layer_of, merged_values, trained_by
 from planetary.core.errors import UserError, did_you_mean
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from planetary.artifacts.adapter_folder import check_base, read_layers
 from planetary.artifacts.checkpoint import load_latest
-from planetary.compiler.rewrites.adapted_products import input_dimensions
+from planetary.compiler.frontend.adapted_products import input_dimensions
 from planetary.core.adapters import Adapter, layer_of, trained_by
 from planetary.core.config import load_config
 from planetary.core.configuration.adapter_folder import ADAPTER_CONFIG, read_adapter_config

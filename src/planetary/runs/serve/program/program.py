@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from planetary.compiler import ir
 from planetary.compiler.autodiff.forward_only import finish_forward, load_forward
 from planetary.compiler.frontend import chlo
+from planetary.compiler.frontend.adapted_products import change_products
 from planetary.compiler.rewrites import normalise
-from planetary.compiler.rewrites.adapted_products import change_products
 from planetary.core.adapters import Adapter, trained_by
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec

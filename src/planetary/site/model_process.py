@@ -28,7 +28,7 @@ from planetary.core.configuration.schema import config_from_json
 from planetary.core.errors import CompileError, PlanetaryError, UserError
 from planetary.core.exit_status import describe_exit
 from planetary.fleet.gateway.gateway import GatewayOptions
-from planetary.fleet.shell.child import Child, end_with_parent
+from planetary.fleet.shell.child import Child, end_group, end_with_parent
 from planetary.runtime.host import available_memory
 
 LOOK_S = 0.1
@@ -225,6 +225,6 @@ def _serve(folder: Path) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the site ends it
-    end_with_parent(lambda: os._exit(0))
+    end_with_parent(end_group)
     _serve(Path(sys.argv[1]))
     os._exit(0)

@@ -27,7 +27,7 @@ from planetary.fleet.preparation.compiling import (
     answer_with,
     give_answer,
 )
-from planetary.fleet.shell.child import end_with_parent
+from planetary.fleet.shell.child import end_group, end_with_parent
 from planetary.runtime.host import host_features
 
 if TYPE_CHECKING:
@@ -115,6 +115,6 @@ def _serve(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    end_with_parent(lambda: os._exit(0))
+    end_with_parent(end_group)
     _serve(Path(sys.argv[1]))
     os._exit(0)  # without tearing down the interpreter while a device is open: see `runtime`

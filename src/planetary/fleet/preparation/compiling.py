@@ -251,7 +251,7 @@ async def answer_of_child(module: str, folder: Path) -> PublishedArtifact:
             raise CompileError(f"compiling and verifying did not end within {TIME_LIMIT_S:.0f} s") from None
         code = -signal.SIGKILL
     finally:
-        child.kill()
+        child.kill_group()
     try:
         answer = msgspec.json.decode((folder / _ANSWER).read_bytes(), type=CompileAnswer)
     except FileNotFoundError:

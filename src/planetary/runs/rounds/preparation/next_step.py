@@ -21,7 +21,7 @@ from planetary.core.configuration.schema import config_from_json
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
 from planetary.fleet.preparation.compiling import PublishedArtifact, answer_of_child, answer_with
-from planetary.fleet.shell.child import end_with_parent
+from planetary.fleet.shell.child import end_group, end_with_parent
 from planetary.runs.rounds.preparation.preparation import Prepared, check_frozen, prepare_run
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
 from planetary.runs.rounds.roll_out import changed_config
@@ -108,6 +108,6 @@ ExportStep = Callable[[Config, Sequence[str], Path], Awaitable[Prepared]]
 """As `export_apart`."""
 
 if __name__ == "__main__":
-    end_with_parent(lambda: os._exit(0))
+    end_with_parent(end_group)
     _serve(Path(sys.argv[1]))
     os._exit(0)  # without tearing down the interpreter while a device is open: see `runtime`

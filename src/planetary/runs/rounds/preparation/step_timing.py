@@ -19,7 +19,7 @@ import numpy as np
 from planetary.core.errors import CompileError
 from planetary.core.exit_status import describe_exit
 from planetary.core.step import StepSpec
-from planetary.fleet.shell.child import Child, end_with_parent
+from planetary.fleet.shell.child import Child, end_group, end_with_parent
 from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds
 
 TIME_LIMIT_S = 600.0
@@ -80,7 +80,7 @@ async def time_steps(folder: Path, request: TimingRequest) -> StepTimes:
     except TimeoutError:
         raise CompileError(f"{request.steps} steps did not end within {TIME_LIMIT_S:.0f} s") from None
     finally:
-        child.kill()
+        child.kill_group()
     if code != 0:
         output = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
         raise CompileError(f"the process that runs the step {describe_exit(code)}: {output[-1] if output else ''}")
@@ -121,7 +121,7 @@ def _load(path: Path) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    end_with_parent(lambda: os._exit(0))
+    end_with_parent(end_group)
     try:
         _serve(Path(sys.argv[1]))
     except Exception as error:  # noqa: BLE001 - its text is the last line of the log, which the parent reports

@@ -42,7 +42,7 @@ def outcome(
                 raise TimeoutError
             return code
 
-        def kill(self) -> None:
+        def kill_group(self) -> None:
             pass
 
     monkeypatch.setattr(compiling, "Child", Fake)
@@ -112,7 +112,7 @@ def test_a_refusal_is_logged_while_the_search_goes_on(tmp_path: Path, monkeypatc
             await self.logged.wait()
             return 0
 
-        def kill(self) -> None:
+        def kill_group(self) -> None:
             pass
 
     heard: list[str] = []

@@ -15,6 +15,7 @@ from plain_iree import compile_for, run_here
 from planetary.compiler import ir
 from planetary.compiler.backends.pipeline import compiler_version
 from planetary.compiler.rewrites import normalise
+from planetary.compiler.rewrites.angles import reduce_angles
 from planetary.compiler.rewrites.integers import narrow_integers
 from planetary.core.errors import CompileError
 
@@ -96,6 +97,38 @@ def test_a_long_sum_is_inexact() -> None:
 
     assert error(LONG_SUM) > 1e-3, f"{MENDED} normalise.split_long_reductions"
     assert error(rewritten(LONG_SUM, normalise.split_long_reductions)) < 1e-5
+
+
+SUM_OF_SMALL = """
+func.func @main(%x: tensor<3xSIZExf32>) -> tensor<3xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %sum = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [1]
+      : (tensor<3xSIZExf32>, tensor<f32>) -> tensor<3xf32>
+  return %sum : tensor<3xf32>
+}
+"""
+
+
+@pytest.mark.parametrize("size", [49152, 50257, 50261])
+def test_a_sum_loses_what_is_small_beside_it(size: int) -> None:
+    """As of the probabilities over a vocabulary: beside one of 1 the others are below half a unit of the last place."""
+    terms = np.full((3, size), 2e-8, np.float32)
+    terms[:, 0] = 1
+    exact = terms[0].astype(np.float64).sum()
+    text = SUM_OF_SMALL.replace("SIZE", str(size))
+    assert np.abs(run_here(text, terms) - exact).max() > 1e-4, (
+        f"{MENDED} the parts of a dimension in split_long_reductions"
+    )
+    assert np.abs(run_here(rewritten(text, normalise.split_long_reductions), terms) - exact).max() < 1e-6
+
+
+def test_the_sine_of_many_turns_is_inexact() -> None:
+    text = "func.func @main(%x: tensor<256xf32>) -> tensor<256xf32> {\n  %0 = stablehlo.sine %x : tensor<256xf32>\n"
+    text += "  return %0 : tensor<256xf32>\n}"
+    angles = np.linspace(8000, 8192, 256, dtype=np.float32)
+    exact = np.sin(angles.astype(np.float64))
+    assert np.abs(run_here(text, angles) - exact).max() > 1e-4, f"{MENDED} rewrites.angles"
+    assert np.abs(run_here(rewritten(text, reduce_angles), angles) - exact).max() < 5e-7
 
 
 DIFFERENCES = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-PIPELINE_VERSION = 11  # raise when `normalise.for_target` changes
+PIPELINE_VERSION = 12  # raise when `normalise.for_target` changes
 
 LATEST_CHOICE = "latest choice of flags"  # the key of it: artifacts of another choice may be made anew
 

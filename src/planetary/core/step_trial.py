@@ -218,7 +218,6 @@ def make_reference(
         noise: as for `accepted_of`.
     """
     accepted = accepted_of(spec, before, expected, factor_rounding, noise=noise)
-    plain = accepted_of(spec, before, expected, factor_rounding)
     block_of_large = block_within(REFERENCE_BYTES, (t.size for t in (*spec.params, *spec.opt_state)))
     tensors = {}
     for tensor in (*spec.params, *spec.opt_state):
@@ -226,13 +225,10 @@ def make_reference(
         block = block_of_large if tensor.size > EXACT_ELEMENTS else 1
         changes = _changes(spec, tensor, before, expected, block)
         if block > 1:
-            # Roundings of single elements, which have any sign, add up like the root of their number. Those accepted
-            # are some ten times those between compilers; where they were measured, four times the largest of a
-            # tensor, of which most are a quarter. A spared element may change by twice the largest update.
+            # Errors of single elements, which have any sign, add up like the root of their number. A spared element may
+            # change by twice the largest update.
             spared = 4 * one.spared / max(tensor.size, 1) * block * 2 * float(np.max(np.abs(changes), initial=0.0))
-            error = plain[tensor.name].error * max(1.0, block**0.5 / 8)
-            measured = one.error * block**0.5 / 2 if one.error > plain[tensor.name].error else 0.0
-            one = Accepted(max(error, measured) + spared)
+            one = Accepted(one.error * block**0.5 + spared)
         tensors[tensor.name] = ExpectedResult(changes.astype("<f4").tobytes(), block, one)
     return StepReference(
         stablehlo=spec.stablehlo_digest,

@@ -222,11 +222,10 @@ def _is_narrow(value: Value) -> bool:
 
 
 CLEARLY_WITHIN = 0.1
-"""Part of the accepted errors up to which the rounding of float32 is not measured. Workers compare sums of a few
-elements, whose errors are some three times as large."""
+"""Part of the accepted errors up to which the rounding of float32 is not measured."""
 MOST_FLOAT32_NOISE = 0.02  # of a change; ten times what is accepted without
 _TRIAL_SCALARS = (np.array(TRIAL_STEP, np.int32), np.array(TRIAL_RATE, np.float32))
-_REFERENCE = "reference 2 "  # prefix of a step's digest: the key of the reference of its artifacts
+_REFERENCE = "reference 3 "  # prefix of a step's digest: the key of the reference of its artifacts
 
 
 def verify_artifact(

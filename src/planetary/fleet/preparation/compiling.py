@@ -204,7 +204,7 @@ def published_key(store: BlobStore, stablehlo: str, target: CompileTarget, *, co
         "flags": store.resolve(LATEST_CHOICE),
         "compares": compares,
     }
-    return "published 4 " + json.dumps(parts, sort_keys=True)
+    return "published 5 " + json.dumps(parts, sort_keys=True)
 
 
 def keep_artifact(store: BlobStore, key: str, published: PublishedArtifact) -> None:

@@ -264,7 +264,7 @@ def test_examples_survive_faults_wherever_they_come_from(shared_cache: Path, top
 
 LEAKY = """
 import jax.numpy as jnp
-from planetary.models import llama
+from planetary.models import layers, llama
 from planetary.models.context import WholeText
 
 def build(**options):
@@ -272,7 +272,7 @@ def build(**options):
     config = loss_fn.keywords["config"]
     def leaky(params, tokens, segment_ids, positions, targets):
         scores = llama.forward(params, tokens, config, WholeText(tokens))
-        return llama.cross_entropy(scores, targets)
+        return layers.cross_entropy(scores, targets)
     return leaky, params, batch
 """
 

@@ -25,6 +25,7 @@ RELAYED = (
     "--set=sync.broadcast_compression=relay",
     "--set=sync.start_compression=int8",
     "--set=outer.merge=rda",
+    "--set=optimizer.learning_rate=0.0005",  # at six times as much a round is ruinous now and then, and taken back
 )
 
 

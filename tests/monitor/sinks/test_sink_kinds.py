@@ -168,13 +168,15 @@ def test_mlflow_has_the_run_with_metrics_and_resumes_it(tmp_path: Path, monkeypa
 
 
 def records_of(data: bytes) -> Iterator[bytes]:
-    """The records of wandb's file: LevelDB's log, blocks of 32 KiB after a header of 7 bytes."""
+    """The whole records of wandb's file, which may be written now: LevelDB's log, blocks of 32 KiB after 7 bytes."""
     block, at, part = 32768, 7, b""
     while at + 7 <= len(data):
         if block - at % block < 7:  # the rest of a block is padding
             at += block - at % block
             continue
         length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        if at + 7 + length > len(data):
+            return
         part += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part

@@ -223,7 +223,8 @@ def _is_narrow(value: Value) -> bool:
 
 CLEARLY_WITHIN = 0.1
 """Part of the accepted errors up to which the rounding of float32 is not measured."""
-MOST_FLOAT32_NOISE = 0.02  # of a change; ten times what is accepted without
+MOST_FLOAT32_NOISE = 0.02
+"""Largest accepted error from measured rounding, as a part of a tensor's change: ten times the plain tolerance."""
 _TRIAL_SCALARS = (np.array(TRIAL_STEP, np.int32), np.array(TRIAL_RATE, np.float32))
 _REFERENCE = "reference 3 "  # prefix of a step's digest: the key of the reference of its artifacts
 

@@ -101,7 +101,8 @@ def _wide(one: NarrowMatrix, codes: Value, scales: Value) -> Value:
     """Return the matrix, f32, of codes and scales."""
     outputs, inputs = one.codes.shape[0], one.codes.shape[1] * 8 // one.bits
     blocks = ops.reshape(codes, [outputs, inputs // BLOCK, BLOCK * one.bits // 8])
-    if one.bits == 4:  # one loop over all numbers: a concatenation of two halves takes IREE eight times as long
+    if one.bits == 4:
+        # One loop over all numbers: a concatenation of two halves takes IREE eight times as long.
         four = ops.full_like(blocks, 4)
         low = ops.binary("stablehlo.shift_right_arithmetic", ops.binary("stablehlo.shift_left", blocks, four), four)
         high = ops.binary("stablehlo.shift_right_arithmetic", blocks, four)

@@ -34,7 +34,7 @@ class ChatToRender(msgspec.Struct, frozen=True):
     names: dict[str, Any]
     seconds: float  # the kernel ends the process after so long, should the gateway not do so before
     turns: tuple[int, ...] | None = None  # assistant's messages to train; None: a prompt is wanted
-    is_training: bool = False  # to such a prompt today is `TRAINING_DAY`
+    is_training: bool = False  # prompt of a training, in which today is `TRAINING_DAY`
 
 
 class Rendered(msgspec.Struct, frozen=True):

@@ -149,7 +149,8 @@ STOP_LIMIT_S = 4.0  # time for all processes to end after a stop
 PROBE_S = 5.0  # pause between two health probes of a gateway, and limit of each
 MOST_MISSED = 6  # unanswered probes in a row after which a gateway hangs
 HEALTHY_AFTER_S = 60.0  # a gateway that lived for so long had no failed start
-MOST_FAILED_STARTS = 5  # in a row; then the run ends
+MOST_FAILED_STARTS = 5
+"""Starts in a row that fail before the run ends."""
 PAUSES_S = 1.0, 20.0  # shortest and longest pause between two starts
 
 Outcome = Literal["finished", "stopped"]
@@ -204,7 +205,7 @@ class LocalRun:
             first_s=PAUSES_S[0],
             limit_s=PAUSES_S[1],
             healthy_after_s=HEALTHY_AFTER_S,
-            final_codes=frozenset(range(1, 256)),  # it told the reason
+            final_codes=frozenset(range(1, 256)),  # exit codes of a gateway with a reason of its own
         )
         self._failed_starts = 0
 

@@ -119,7 +119,7 @@ class PreparedServing:
     program: Program  # of `shape.first_calls`
     weights: str  # digest of the packed parameters, which are in the store
     trial: str  # digest of the model's trial, which is there, too
-    adapters: tuple[AdapterPart, ...] = ()  # of the model
+    adapters: tuple[AdapterPart, ...] = ()  # changes of the model by name
 
     data = None
 

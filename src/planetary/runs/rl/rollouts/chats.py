@@ -18,7 +18,8 @@ from planetary.runs.serve.http.tools.tool_use import shown_tool
 
 Message = Mapping[str, Any]
 """A message of a chat, as templates see it."""
-_MARK = "said-by-the-policy"  # in place of a turn's text, to find the text behind it
+_MARK = "said-by-the-policy"
+"""Stand-in for a turn's text: the template's own text follows it."""
 _STOP_S = 10.0
 
 

@@ -171,7 +171,7 @@ def _plain_batch(spec: StepSpec, layout: ExampleLayout | None) -> list[np.ndarra
         if layout is not None and column_name(part) == "positions":
             values = np.broadcast_to(np.arange(part.shape[1]), part.shape)
         if layout is not None and column_name(part) == "targets" and values.ndim == 3:
-            values = np.stack([values[:, 0], 1 - values[:, 0]], 1)  # of two answers, whose losses must not cancel out
+            values = np.stack([values[:, 0], 1 - values[:, 0]], 1)  # two answers with different losses
         batch.append(values)
     return batch
 

@@ -67,6 +67,22 @@ def test_prompts_depend_on_seed_and_number_alone() -> None:
     assert [one.held_out(i) for i in range(4)] == [other.held_out(i) for i in range(4)]
 
 
+def test_a_task_of_few_prompts_trains_on_no_held_out_one() -> None:
+    """There are some 2,000 prompts of countdown, so each is drawn every few rounds."""
+    problems = DrawnProblems(task_of("countdown"), 1, 128)
+    held = {problems.held_out(i).prompt for i in range(128)}
+    trained = [problems.train(number) for number in range(1, 1001)]
+    drawn = [task_of("countdown").problem(np.random.default_rng((1, 0, number))) for number in range(1, 1001)]
+    assert not held & {one.prompt for one in trained}
+    assert [a == b for a, b in zip(trained, drawn, strict=True)] == [one.prompt not in held for one in drawn]
+    assert not all(a == b for a, b in zip(trained, drawn, strict=True))
+
+
+def test_a_countdown_teaches_one_answer_of_a_prompt() -> None:
+    problems = [task_of("countdown").problem(np.random.default_rng(seed)) for seed in range(4000)]
+    assert len({(one.prompt, one.answer) for one in problems}) == len({one.prompt for one in problems}) < 2145
+
+
 def test_prompt_file_holds_some_out_and_is_shuffled_each_epoch(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(json.dumps({"prompt": f"p{i}", "answer": i, "level": i % 2}) for i in range(10)))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
@@ -19,6 +21,7 @@ from planetary.web.api_errors import ApiError
 
 _PROMPTS = ("prompt", "messages", "conversations", "tools")  # fields of a record that are not the reward's
 _HELD_OUT = 1  # the stream of random numbers that held-out prompts are drawn from
+_MOST_REPLACED = 100  # prompts drawn in place of a held-out one
 
 
 class Problems(Protocol):
@@ -39,7 +42,7 @@ class Problems(Protocol):
 
 
 class DrawnProblems:
-    """Prompts that a task makes. A training prompt may be a held-out one by chance, as rarely as two are equal."""
+    """Prompts that a task makes. One that is held out is replaced, unless the task hardly makes any other."""
 
     def __init__(self, task: Task, seed: int, held_out: int, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """`seed`: of the run; `held_out`: how many prompts are evaluated; `tools`: of the task."""
@@ -50,11 +53,21 @@ class DrawnProblems:
         return self._count
 
     def train(self, number: int) -> Problem:
-        return _offering(self._task.problem(np.random.default_rng((self._seed, 0, number))), self._tools)
+        rng = np.random.default_rng((self._seed, 0, number))
+        problem = self._task.problem(rng)
+        for _ in range(_MOST_REPLACED):
+            if _key(problem) not in self._held_out_keys:
+                break
+            problem = self._task.problem(rng)
+        return _offering(problem, self._tools)
 
     def held_out(self, number: int) -> Problem:
         """The same for every seed, so runs can be compared."""
         return _offering(self._task.problem(np.random.default_rng((0, _HELD_OUT, number))), self._tools)
+
+    @cached_property
+    def _held_out_keys(self) -> frozenset[bytes]:
+        return frozenset(_key(self.held_out(number)) for number in range(self._count))
 
 
 class ListedProblems:
@@ -129,6 +142,10 @@ def check_tools(tools: Sequence[Mapping[str, Any]], where: str) -> None:
         tool_use_of(tools, None, True)
     except ApiError as error:
         raise UserError(f"{where}: {error}") from None
+
+
+def _key(problem: Problem) -> bytes:
+    return msgspec.json.encode((problem.prompt, problem.meta))
 
 
 def _offering(problem: Problem, tools: Sequence[Mapping[str, Any]]) -> Problem:

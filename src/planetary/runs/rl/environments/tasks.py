@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -177,17 +179,21 @@ class Sort(_WithAnswer):
 
 
 class Countdown(Task):
-    """Three digits and a number made of them by + - *, each used once, in a wanted order."""
+    """Three digits and a number made of them by + - *, each used once, in a wanted order.
+
+    Of several right expressions the first is taught: where any may be, sampled answers are right less often than the
+    likeliest ones.
+    """
 
     name = "countdown"
 
     def problem(self, rng: np.random.Generator) -> Problem:
         a, b, c = (int(value) for value in rng.integers(1, 10, 3))
         first, second = (("+", "-", "*")[int(i)] for i in rng.integers(0, 3, 2))
-        answer = f"{a}{first}{b}{second}{c}"
-        target = _value(answer)
+        target = _value(f"{a}{first}{b}{second}{c}")
         numbers = sorted([a, b, c])
-        return Problem(f"{' '.join(map(str, numbers))}: {target}=", answer, {"numbers": numbers, "target": target})
+        prompt = f"{' '.join(map(str, numbers))}: {target}="
+        return Problem(prompt, _taught(*numbers)[target], {"numbers": numbers, "target": target})
 
     def judge(self, prompt: str, completions: Sequence[str], meta: Mapping[str, Any]) -> float | str:
         """Return 1 for an expression of all numbers with the wanted value; 0.3 for all numbers, 0.1 for an
@@ -199,6 +205,17 @@ class Countdown(Task):
         if sorted(int(number) for number in re.findall(r"[0-9]+", text)) != list(meta["numbers"]):
             return 0.1
         return 1.0 if _value(text) == meta["target"] else 0.3
+
+
+@cache
+def _taught(*numbers: int) -> Mapping[int, str]:
+    """Return the expression that is taught of each value: the first by signs, then by the order of the numbers."""
+    signs = itertools.product("+-*", repeat=2)
+    made = (f"{a}{first}{b}{second}{c}" for first, second in signs for a, b, c in itertools.permutations(numbers))
+    found: dict[int, str] = {}
+    for expression in made:
+        found.setdefault(_value(expression), expression)
+    return found
 
 
 def _value(expression: str) -> int:

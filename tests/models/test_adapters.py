@@ -551,6 +551,54 @@ def test_adapters_of_a_pytorch_module_go_back_into_it(tmp_path: Path) -> None:
         model_of(msgspec.structs.replace(held, adapter=msgspec.structs.replace(held.adapter, targets=("blocks.0",))))
 
 
+MIXTURE = """
+import torch
+
+
+class Mixture(torch.nn.Module):
+    def __init__(self, chosen):
+        super().__init__()
+        self.chosen = chosen
+        self.gate = torch.nn.Linear(8, 4, bias=False)
+        self.experts = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(4)])
+
+    def forward(self, x):
+        shares = torch.softmax(self.gate(x), -1)
+        if self.chosen > 1:
+            weights, places = torch.topk(shares, self.chosen, -1)
+        else:
+            weights, places = shares.amax(-1, keepdim=True), shares.argmax(-1, keepdim=True)
+        shares = torch.zeros_like(shares).scatter(-1, places, weights)
+        return sum(shares[..., i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
+
+
+class Net(torch.nn.Module):
+    def __init__(self, chosen):
+        super().__init__()
+        self.embed = torch.nn.Embedding(256, 8)
+        self.blocks = torch.nn.ModuleList([Mixture(chosen) for _ in range(2)])
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return x @ self.embed.weight.T
+"""
+
+
+@pytest.mark.doors("torch", "torchax")
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_routers_are_found_by_what_they_do(tmp_path: Path, chosen: int) -> None:
+    """Whatever they are called; named ones are adapted."""
+    (tmp_path / "net.py").write_text(MIXTURE)
+    model = {"source": f"{tmp_path / 'net.py'}:Net", "options": {"chosen": chosen}}
+    tables = {"train": BATCH, "data": {"source": "stdlib"}, "model": model}
+    found = model_of(config_from_tables({**tables, "adapter": {"rank": 2}})).adapters
+    assert {one.module for one in found} == {f"blocks.{i}.experts.{j}" for i in range(2) for j in range(4)}
+    named = model_of(config_from_tables({**tables, "adapter": {"rank": 2, "targets": ["gate"]}})).adapters
+    assert [one.module for one in named] == ["blocks.0.gate", "blocks.1.gate"]
+
+
 # --- peft -------------------------------------------------------------------------------------------------------
 
 needs_peft = pytest.mark.doors("torch", "transformers", "peft")

@@ -134,14 +134,15 @@ def contracted_dimensions(value: Value) -> set[int]:
             sides = (numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions)
             batch = (numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions)
             found |= {-1} if list(batch[operand]) or len(sides[operand]) != 1 else set(sides[operand])
-        elif (body := _callee(op)) is not None:
+        elif (body := called_block(op)) is not None:
             found |= contracted_dimensions(body.arguments[operand])
         else:
             found.add(-1)
     return found
 
 
-def _callee(op: Any) -> Block | None:
+def called_block(op: Any) -> Block | None:
+    """Return the operations that a call or composite stands for; None: it is neither."""
     key = {"func.call": "callee", "stablehlo.composite": "decomposition"}.get(op.name)
     if key is None:
         return None

@@ -23,6 +23,7 @@ from planetary.compiler.frontend.adapted_products import (
 from planetary.compiler.frontend.author import Author
 from planetary.compiler.frontend.export import Model
 from planetary.compiler.frontend.manifest import Argument, Init, Role
+from planetary.compiler.frontend.routers import routers
 from planetary.core.adapters import Adapter, layer_of, merged_values, trained_by
 from planetary.core.errors import UserError, did_you_mean
 
@@ -121,8 +122,9 @@ def _targets(model: Model, patterns: Sequence[str], contracted: Mapping[str, set
     """Return the matrices that are adapted, in order. Raises `UserError`."""
     arguments = model.manifest.arguments
     if not patterns:
-        chosen = [a for a in arguments if contracted.get(a.name) in ({0}, {1}) and is_in_block(a.name)]
-        if chosen:
+        linear = [a for a in arguments if contracted.get(a.name) in ({0}, {1}) and is_in_block(a.name)]
+        choosing = routers(model)  # a small change of one sends tokens to other experts
+        if chosen := [a for a in linear if a.name not in choosing]:
             return chosen
         raise UserError(
             f"adapter.targets: the model {model.manifest.model} has no linear layer in numbered blocks; name the "
@@ -150,12 +152,8 @@ def _targets(model: Model, patterns: Sequence[str], contracted: Mapping[str, set
 
 
 def is_in_block(name: str) -> bool:
-    """Whether a parameter belongs to one of numbered blocks, such as `h.0.mlp`, and to no router.
-
-    A small change of a mixture's router sends tokens to other experts.
-    """
-    parts = name.split(".")
-    return any(part.isdigit() for part in parts) and "router" not in parts
+    """Whether a parameter belongs to one of numbered blocks, such as `h.0.mlp`."""
+    return any(part.isdigit() for part in name.split("."))
 
 
 _SHOWN = 6  # names in an error

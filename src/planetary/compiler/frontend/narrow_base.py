@@ -17,6 +17,7 @@ from planetary.compiler.frontend.adapters import is_in_block, summed_dimensions
 from planetary.compiler.frontend.author import Author
 from planetary.compiler.frontend.export import Model
 from planetary.compiler.frontend.manifest import Argument, Init
+from planetary.compiler.frontend.routers import routers
 from planetary.compiler.ir import Value
 from planetary.core.adapters import NarrowMatrix, widened_values
 from planetary.core.errors import UserError
@@ -27,16 +28,19 @@ def narrowed(model: Model, bits: int) -> Model:
     """Return a model whose untrained matrices of numbered blocks are held in 8 or 4 bits.
 
     These are the float32 matrices whose every use is a product with a layer's inputs, which are a multiple of `BLOCK`.
-    Other buffers, such as embeddings and heads, stay as they are.
+    Other buffers, such as embeddings, heads and a mixture's routers, stay as they are.
 
     Raises:
         UserError: there is no such matrix.
     """
-    buffers, summed = model.initial("buffer"), summed_dimensions(model, "buffer")
+    buffers, summed, choosing = model.initial("buffer"), summed_dimensions(model, "buffer"), routers(model)
     chosen = [
         NarrowMatrix(argument.spec, bits, summed[argument.name] == {0})
         for argument in model.manifest.arguments
-        if summed.get(argument.name) in ({0}, {1}) and is_in_block(argument.name) and argument.dtype == "f32"
+        if summed.get(argument.name) in ({0}, {1})
+        and is_in_block(argument.name)
+        and argument.name not in choosing
+        and argument.dtype == "f32"
     ]
     chosen = [one for one in chosen if one.spec.shape[not one.inputs_first] % BLOCK == 0]
     if not chosen:

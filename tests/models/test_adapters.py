@@ -586,6 +586,7 @@ class Net(torch.nn.Module):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.doors("torch", "torchax")
 @pytest.mark.parametrize("chosen", [1, 2])
 def test_routers_are_found_by_what_they_do(tmp_path: Path, chosen: int) -> None:

@@ -292,6 +292,29 @@ def test_model_without_tools_is_told_of_them_in_the_text() -> None:
     run(lambda: FakeService(script=hermes(A)), test)
 
 
+@pytest.mark.parametrize("template", [HERMES, TEMPLATE])
+def test_too_long_a_prompt_says_what_the_tools_take(template: str) -> None:
+    async def test(client: openai.AsyncOpenAI) -> None:
+        async def refused(text: str, **more: Any) -> tuple[str | None, list[int]]:
+            asked: Any = {"model": "hash", "messages": [{"role": "user", "content": text}], **more}
+            with pytest.raises(openai.BadRequestError) as error:
+                await client.chat.completions.create(**asked)
+            assert error.value.code == "context_length_exceeded"
+            return error.value.param, [int(number) for number in re.findall(r"\d+", error.value.message)[1:]]
+
+        long = "x" * 9000
+        param, (bare, *_) = await refused(long)
+        assert param == "messages"
+        for choice in ("auto", "none"):
+            param, (whole, tools, *_) = await refused(long, tools=TOOLS, tool_choice=choice)
+            assert (param, whole - tools) == ("messages", bare)
+        described = {"type": "function", "function": {"name": "clock", "description": long}}
+        param, (whole, tools, *_) = await refused("hi", tools=[described])
+        assert (param, whole - tools) == ("tools", bare - 9000 + 2)
+
+    run(lambda: FakeService(chat_template=template), test)
+
+
 def test_own_format_is_found_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "my_tools.py").write_text(OWN)
 

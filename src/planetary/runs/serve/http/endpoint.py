@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import msgspec
 from starlette.requests import Request
@@ -329,10 +329,25 @@ class Endpoint:
             make = await asyncio.to_thread(self._grammars_of(model).constraints, schema, "tools", is_spaced=True)
         else:
             make = await self._constraints(model, body)
+        if body.tools and len(prompt) >= served.shape.window:
+            await self._refuse_tools(served, body, len(prompt))
         texts = self._texts(by, body, served, [prompt], most=most, likeliest=body.top_logprobs or 0, make=make)
         reader = partial(tools.reader, format_) if tools.functions else None
         generation = self._generation(request, body, served, texts, reader)
         return await _given_out(generation, form(model, len(prompt)), is_streamed=bool(body.stream))
+
+    async def _refuse_tools(self, served: Served, body: ChatRequest, tokens: int) -> NoReturn:
+        """Raise the `ApiError` of a chat that does not fit with the tools; `tokens`: of the prompt."""
+        model, window = served.model, served.shape.window
+        bare = await self._chat_text(model, msgspec.structs.replace(body, tools=None, tool_choice=None))
+        others = len(await encoded(model, bare, special=body.add_special_tokens))
+        raise ApiError(
+            400,
+            f"the prompt has {tokens} tokens, of which the tools take {tokens - others}; the context of {window} has "
+            f"room for {window - 1} and one more",
+            param="messages" if others >= window else "tools",
+            code="context_length_exceeded",
+        )
 
     def _tool_format(self, model: ServedModel) -> ToolFormat:
         """Return how a model writes calls of tools."""

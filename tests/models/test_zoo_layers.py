@@ -9,7 +9,7 @@ import pytest
 from stablehlo_interpreter import interpret
 
 from planetary.compiler.frontend.export import find_builder
-from planetary.models import convnet, layers, mamba2, moe, rope, vit
+from planetary.models import convnet, latent_experts, layers, mamba2, rope, vit
 from planetary.models.zoo import ZOO
 
 RNG = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def test_rotation_turns_pairs_by_position_and_keeps_lengths() -> None:
 
 
 def test_the_best_experts_are_chosen_and_ties_go_to_the_first() -> None:
-    scores, choose = normal(50, 6), jax.jit(moe.chosen_experts)
+    scores, choose = normal(50, 6), jax.jit(latent_experts.chosen_experts)
     for k in (1, 2, 6):
         chosen = np.asarray(choose(scores, k))
         assert (chosen.sum(axis=1) == k).all()
@@ -80,9 +80,12 @@ def test_the_best_experts_are_chosen_and_ties_go_to_the_first() -> None:
     np.testing.assert_array_equal(choose(tied, 2)[0], [True, False, False, True, False, False])
 
 
+route = jax.jit(latent_experts.router_gates, static_argnums=(2, 3))
+
+
 def test_a_token_gets_the_gated_sum_of_its_experts() -> None:
-    x, params = normal(7, 4), {"gate": normal(3, 5, 4), "up": normal(3, 5, 4), "down": normal(3, 5, 4)}
-    gates, balance = jax.jit(moe.route, static_argnums=2)({"weight": normal(3, 4)}, x, 2)
+    x, params = normal(7, 4), {"gate": normal(3, 4, 5), "up": normal(3, 4, 5), "down": normal(3, 5, 4)}
+    gates, balance = route(normal(3, 4), x, 2, "rank")
     gates = np.asarray(gates)
     assert ((gates > 0).sum(axis=1) == 2).all()
     np.testing.assert_allclose(gates.sum(axis=1), 1, rtol=1e-6)
@@ -90,16 +93,16 @@ def test_a_token_gets_the_gated_sum_of_its_experts() -> None:
     expected = np.zeros_like(x)
     for n in range(7):
         for e in np.flatnonzero(gates[n]):
-            gate = params["gate"][e] @ x[n]
-            hidden = gate / (1 + np.exp(-gate)) * (params["up"][e] @ x[n])
+            gate = x[n] @ params["gate"][e]
+            hidden = gate / (1 + np.exp(-gate)) * (x[n] @ params["up"][e])
             expected[n] += gates[n, e] * (hidden @ params["down"][e])
-    np.testing.assert_allclose(jax.jit(moe.expert_layer)(params, x, gates), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(latent_experts.mixture)(params, x, gates), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_even_routing_has_a_balance_of_one() -> None:
-    route, router = jax.jit(moe.route, static_argnums=2), {"weight": np.eye(4, dtype=np.float32)}
-    _, even = route(router, np.eye(4, dtype=np.float32) * 50, 1)
-    _, uneven = route(router, np.eye(4, dtype=np.float32)[[0, 0, 0, 0]] * 50, 1)
+    router = np.eye(4, dtype=np.float32)
+    _, even = route(router, np.eye(4, dtype=np.float32) * 50, 1, "rank")
+    _, uneven = route(router, np.eye(4, dtype=np.float32)[[0, 0, 0, 0]] * 50, 1, "rank")
     assert float(even) == pytest.approx(1.0, rel=1e-5)
     assert float(uneven) == pytest.approx(4.0, rel=1e-5)
 

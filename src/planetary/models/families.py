@@ -314,12 +314,13 @@ class Mixtral(Family):
     keys = {**Mistral.keys, "norm_epsilon": ("rms_norm_eps", 1e-5)}
     form = {"balance": 0.0}
     free = Family.free | {"balance"}
+    only = {**Family.only, "router_jitter_noise": (0.0, None)}
     theta = 1_000_000.0
     _own_names = {
         "embedding": "model.embed_tokens",
         "layers.*.attention_norm": "model.layers.*.input_layernorm",
         "layers.*.attention": "model.layers.*.self_attn",
-        "layers.*.expert_norm": "model.layers.*.post_attention_layernorm",
+        "layers.*.mixture_norm": "model.layers.*.post_attention_layernorm",
         "norm": "model.norm",
         "head": "lm_head",
     }
@@ -330,7 +331,8 @@ class Mixtral(Family):
         ("layers.*.experts.up", "model.layers.*.block_sparse_moe.experts.*.w3.weight"),
         ("layers.*.experts.down", "model.layers.*.block_sparse_moe.experts.*.w2.weight"),
     ]
-    turned, gates, spare = (".experts.down",), (".router.",), ("layers.*.attention.rotary_emb.inv_freq",)
+    turned, gates = (".experts.gate", ".experts.up", ".experts.down"), (".router.",)
+    spare = ("layers.*.attention.rotary_emb.inv_freq",)
 
 
 class Qwen3Moe(_Biased):

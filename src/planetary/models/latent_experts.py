@@ -4,7 +4,7 @@ N = tokens, C = width, E = routed experts of the model, S = experts that are her
 slots), K = experts per token, L = latent width, F = width inside an expert, R = rank of a surrogate.
 
 An expert maps the latent width to itself: `relu(u up)² down`, or SwiGLU `silu(u gate) · (u up)` then `down` (PARALLAX,
-4.2; Elango et al. 2026). A surrogate is a narrow relu² expert.
+4.2; Elango et al. 2026). A surrogate is a narrow expert of the same form.
 """
 
 from __future__ import annotations
@@ -16,9 +16,23 @@ from planetary.compiler.frontend.markers import custom_vjp, stop_gradient
 from planetary.models.initial import Params
 from planetary.models.latent_moe_config import Selection
 from planetary.models.layers import softmax
-from planetary.models.moe import chosen_experts
 
 _TERNARY_FLOOR = 1e-8
+
+
+def chosen_experts(scores: jax.Array, n_active: int) -> jax.Array:
+    """Return bool [N, E]: the `n_active` largest of `scores` [N, E] in each row, the lower index at a tie.
+
+    An expert is chosen if fewer than `n_active` others beat it. Comparing with the k-th largest value instead
+    would need two computations of the same number to agree in every bit, which compilers do not promise: XLA
+    was seen to route most tokens wrongly that way. Here a number is never compared with itself.
+    """
+    expert = jnp.arange(scores.shape[1])
+    mine, other = scores[:, :, None], scores[:, None, :]
+    earlier = expert[None, :] < expert[:, None]
+    beats = (other > mine) | ((other == mine) & earlier)
+    beaten_by = jnp.sum((beats & (expert[None, :] != expert[:, None])).astype(jnp.int32), axis=2)
+    return beaten_by < n_active
 
 
 def router_probabilities(weight: jax.Array, x: jax.Array) -> jax.Array:
@@ -26,10 +40,13 @@ def router_probabilities(weight: jax.Array, x: jax.Array) -> jax.Array:
     return softmax(jnp.einsum("nc,ec->ne", x.astype(jnp.float32), weight.astype(jnp.float32)))
 
 
-def router_gates(weight: jax.Array, x: jax.Array, active: int, select: Selection) -> tuple[jax.Array, jax.Array]:
-    """Return the gates [N, E] of tokens `x` [N, C] and the load-balancing loss (1 when all loads are equal).
+def router_gates(
+    weight: jax.Array, x: jax.Array, active: int, select: Selection, *, share: bool = True
+) -> tuple[jax.Array, jax.Array]:
+    """Return the gates [N, E] of tokens `x` [N, C] and the load-balancing loss.
 
-    Softmax over all experts in float32, the `active` largest, renormalised to sum to 1; 0 for the others.
+    Softmax over all experts in float32, the `active` largest, with `share` renormalised to sum to 1; 0 for the others.
+    The loss is 1 when all loads are equal (Fedus et al. 2021, arXiv:2101.03961, eq. 4–6).
 
     Args:
         weight: [E, C].
@@ -45,9 +62,9 @@ def router_gates(weight: jax.Array, x: jax.Array, active: int, select: Selection
         ids = jax.lax.top_k(stop_gradient(probabilities), active)[1]
         chosen = jnp.any(ids[:, :, None] == jnp.arange(weight.shape[0])[None, None, :], axis=1)
     kept = jnp.where(chosen, probabilities, 0.0)
-    gates = kept / jnp.sum(kept, axis=1, keepdims=True)
-    share = jnp.mean(jnp.where(chosen, 1.0, 0.0), axis=0) / active
-    balance = weight.shape[0] * jnp.sum(share * jnp.mean(probabilities, axis=0))
+    gates = kept / jnp.sum(kept, axis=1, keepdims=True) if share else kept
+    load = jnp.mean(jnp.where(chosen, 1.0, 0.0), axis=0) / active
+    balance = weight.shape[0] * jnp.sum(load * jnp.mean(probabilities, axis=0))
     return gates, balance
 
 
@@ -84,16 +101,15 @@ def mixture(experts: Params, u: jax.Array, gates: jax.Array) -> jax.Array:
     return jnp.einsum("nsf,sfl->nl", hidden, experts["down"])
 
 
-def surrogate_bank(a: jax.Array, b: jax.Array, u: jax.Array, gates: jax.Array) -> jax.Array:
-    """Return Σ_e gates[:, e] · relu(u A_e)² B_e [N, L]: two matrix products over all experts, no dispatch.
+def narrow_experts(a: jax.Array, b: jax.Array) -> Params:
+    """Return surrogates as the weights of experts.
 
     Args:
-        a: [E, L, R].
-        b: [E, R, L].
-        u: [N, L].
-        gates: [N, E], 0 for experts that are not to be stood in for.
+        a: up, [E, L, R]; of SwiGLU gate and up side by side, [E, L, 2R].
+        b: down, [E, R, L].
     """
-    return mixture({"up": a, "down": b}, u, gates)
+    rank = b.shape[1]
+    return {"up": a, "down": b} if a.shape[2] == rank else {"gate": a[..., :rank], "up": a[..., rank:], "down": b}
 
 
 def slot_capacity(tokens: int, active: int, experts: int, factor: float) -> int:

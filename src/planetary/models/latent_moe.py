@@ -1,6 +1,7 @@
 """A LatentMoE transformer: attention blocks and, in turn, mixtures whose experts work in a narrow latent space.
 
 `u = x W_down`, the experts' weighted sum `y` in the latent space, `x + y W_up` (PARALLAX, 4.2; Elango et al. 2026).
+Without projections u is x and y is added to it: `models.moe`.
 `build` makes the ordinary model with all experts. `composer_forward` is the same model as one composer of PARALLAX
 executes it: owned experts in slots, surrogates for the others, and a probe at y.
 
@@ -20,19 +21,20 @@ import numpy as np
 
 from planetary.compiler.frontend.markers import stop_gradient
 from planetary.models.context import CacheSizes, Context, WholeText
+from planetary.models.decoder_config import longest_text
 from planetary.models.initial import Params, draw, normal, ones
 from planetary.models.latent_experts import (
     mixture,
     mixture_in_slots,
+    narrow_experts,
     router_gates,
     router_probabilities,
     slot_capacity,
-    surrogate_bank,
     used_weights,
 )
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.layers import cross_entropy, linear, rms_norm
-from planetary.models.llama import DecoderConfig, attention, attention_parameters
+from planetary.models.llama import attention, attention_parameters
 from planetary.models.model_options import configure
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -97,8 +99,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def expert_parameters(config: LatentMoeConfig, count: int) -> Params:
-    """Return the initial distributions of `count` experts of one layer: activations near 1, whatever the widths."""
+    """Return the initial distributions of `count` experts of one layer: activations near 1, whatever the widths.
+
+    Without projections deviations are those of other matrices: experts then write to the residual stream.
+    """
     into, out = config.n_latent**-0.5, config.n_hidden**-0.5
+    if not config.projected:
+        into, out = 0.02, 0.02 * (2 * config.n_layer) ** -0.5
     made = {
         "up": normal(count, config.n_latent, config.n_hidden, deviation=into),
         "down": normal(count, config.n_hidden, config.n_latent, deviation=out),
@@ -112,22 +119,23 @@ def dense_parameters(config: LatentMoeConfig) -> Params:
     """Return the initial distributions of everything but the routed experts."""
     width, latent = config.n_embd, config.n_latent
     writes = (2 * config.n_layer) ** -0.5
-    heads = DecoderConfig(n_head=config.n_head, n_kv_head=config.n_kv_head, n_embd=width)
+    projections = {
+        "down": normal(width, latent, deviation=width**-0.5),
+        "up": normal(latent, width, deviation=0.5 * writes * latent**-0.5),
+    }
     block = {
         "attention_norm": {"weight": ones(width)},
-        "attention": attention_parameters(heads, 0.02 * writes),
+        "attention": attention_parameters(config, 0.02 * writes),
         "mixture_norm": {"weight": ones(width)},
         "router": {"weight": normal(config.n_expert, width, deviation=0.02)},
-        "latent": {
-            "down": normal(width, latent, deviation=width**-0.5),
-            "up": normal(latent, width, deviation=0.5 * writes * latent**-0.5),
-        },
+        **({"latent": projections} if config.projected else {}),
     }
+    head = {"weight": normal(config.vocab_size, width, deviation=0.02)}
     return {
         "embedding": {"weight": normal(config.vocab_size, width, deviation=0.02)},
         "layers": [block] * config.n_layer,
         "norm": {"weight": ones(width)},
-        "head": {"weight": normal(config.vocab_size, width, deviation=0.02)},
+        **({} if config.tie_embeddings else {"head": head}),
     }
 
 
@@ -154,21 +162,24 @@ def forward(
         context: the positions the tokens attend to; None: they are whole texts, and all logits are wanted.
     """
     context = WholeText(tokens) if context is None else context
+    norm = functools.partial(rms_norm, epsilon=config.norm_epsilon)
+    form: dict[str, Any] = {} if config.window is None else {"window": config.window}
     x = params["embedding"]["weight"][tokens]
     balances, seen = [], []
     for index, layer in enumerate(params["layers"]):
-        read = rms_norm(layer["attention_norm"], x)
-        x = x + attention(
-            layer["attention"], read, config.n_head, config.n_kv_head, config.rope_base, layer=index, context=context
-        )
-        flat = rms_norm(layer["mixture_norm"], x).reshape(-1, config.n_embd)
-        gates, balance = router_gates(layer["router"]["weight"], flat, config.n_active, config.select)
-        u = flat @ layer["latent"]["down"]
-        x = x + (mix(index, u, gates) @ layer["latent"]["up"]).reshape(x.shape)
+        read = norm(layer["attention_norm"], x)
+        heads = {**config.heads, **form}
+        x = x + attention(layer["attention"], read, layer=index, context=context, norm=norm, **heads)
+        flat = norm(layer["mixture_norm"], x).reshape(-1, config.n_embd)
+        weight = layer["router"]["weight"]
+        gates, balance = router_gates(weight, flat, config.n_active, config.select, share=config.share_gates)
+        u = flat @ layer["latent"]["down"] if config.projected else flat
+        y = mix(index, u, gates)
+        x = x + (y @ layer["latent"]["up"] if config.projected else y).reshape(x.shape)
         balances.append(balance)
-        seen.append((u, gates, router_probabilities(layer["router"]["weight"], flat)))
-    logits = linear(params["head"], context.wanted(rms_norm(params["norm"], x)))
-    return logits, jnp.mean(jnp.stack(balances)), seen
+        seen.append((u, gates, router_probabilities(weight, flat)))
+    head = params["embedding"] if config.tie_embeddings else params["head"]
+    return linear(head, context.wanted(norm(params["norm"], x))), jnp.mean(jnp.stack(balances)), seen
 
 
 def real_mixture(experts: Params, u: jax.Array, gates: jax.Array, config: LatentMoeConfig) -> jax.Array:
@@ -194,14 +205,20 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: La
     found, balance, _ = forward(
         params, tokens, config, lambda i, u, g: real_mixture(layers[i]["experts"], u, g, config)
     )
-    return cross_entropy(found, targets) + config.balance * balance
+    loss = cross_entropy(found, targets)
+    return loss + config.balance * balance if config.balance else loss
+
+
+def routed(params: Params, tokens: jax.Array, config: LatentMoeConfig) -> list[tuple[jax.Array, jax.Array]]:
+    """Return of each layer the experts' inputs u [N, L] and the gates [N, E] for tokens i32 [B, T]."""
+    layers = params["layers"]
+    _, _, seen = forward(params, tokens, config, lambda i, u, g: real_mixture(layers[i]["experts"], u, g, config))
+    return [(u, gates) for u, gates, _ in seen]
 
 
 def expert_loads(params: Params, tokens: jax.Array, config: LatentMoeConfig) -> jax.Array:
     """Return for how many of the tokens i32 [B, T] each expert is chosen in each layer, i32 [layers, experts]."""
-    layers = params["layers"]
-    _, _, seen = forward(params, tokens, config, lambda i, u, g: real_mixture(layers[i]["experts"], u, g, config))
-    return jnp.stack([jnp.sum(gates > 0, axis=0) for _, gates, _ in seen])
+    return jnp.stack([jnp.sum(gates > 0, axis=0) for _, gates in routed(params, tokens, config)])
 
 
 def composer_mixture(
@@ -215,11 +232,11 @@ def composer_mixture(
     def stand_ins(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
         a, b = stop_gradient(held[layer]["a"]), stop_gradient(held[layer]["b"])
         read = stop_gradient(u) if detach else u
-        if config.capacity and a.shape[-1] >= config.n_hidden:
+        if config.capacity and b.shape[1] >= config.n_hidden:
             # As large as experts: for all tokens they would cost as much as slots save.
             capacity = slot_capacity(u.shape[0], config.n_active, config.n_expert, config.capacity)
-            return mixture_in_slots({"up": a, "down": b}, read, gates, config.n_active, capacity)
-        return surrogate_bank(a, b, read, gates)
+            return mixture_in_slots(narrow_experts(a, b), read, gates, config.n_active, capacity)
+        return mixture(narrow_experts(a, b), read, gates)
 
     def mix(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
         ownership = held[layer].get("ownership")
@@ -260,7 +277,7 @@ def composer_forward(
         params: of everything but the routed experts.
         experts: per layer, the owned experts' weights [S, ...].
         held: per layer, `ownership` f32 [E, S] (`runs.mixture.methods.ownership.slot_matrix`) and the surrogates
-            `a` [E, L, R] and `b` [E, R, L]. Without `a` and `b`, experts that are not owned contribute nothing.
+            `a` and `b` (`narrow_experts`). Without `a` and `b`, experts that are not owned contribute nothing.
         probes: per layer, f32 [N, L], added to y. With zeros nothing changes, and the gradient with respect to a
             probe is g_y.
         batch: tokens and targets, both i32 [B, T].
@@ -280,9 +297,13 @@ def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     return apply(params, tokens, configure("latent_moe", LatentMoeConfig, options))
 
 
+def sizes_of_cache(config: LatentMoeConfig) -> CacheSizes:
+    """Return the sizes of a served text's cache."""
+    return CacheSizes(config.n_layer, config.n_kv_head, config.head_width, longest_text(config))
+
+
 def cache_sizes(**options: Any) -> CacheSizes:
-    config = configure("latent_moe", LatentMoeConfig, options)
-    return CacheSizes(config.n_layer, config.n_kv_head, config.n_embd // config.n_head)
+    return sizes_of_cache(configure("latent_moe", LatentMoeConfig, options))
 
 
 def decode_real(params: Params, tokens: jax.Array, context: Context, *, config: LatentMoeConfig) -> jax.Array:

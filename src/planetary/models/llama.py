@@ -14,66 +14,15 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import msgspec
 
 from planetary.core.errors import UserError
 from planetary.models.context import CacheSizes, Context
+from planetary.models.decoder_config import DecoderConfig, RopeScaling, longest_text, require_heads
 from planetary.models.initial import Params, normal, ones, zeros
 from planetary.models.layers import capped, layer_norm, linear, rms_norm
 from planetary.models.model_options import require_counts, require_multiple
-from planetary.models.rope import AnyScaling, RopeScaling, longest_text, require_heads, rotate
+from planetary.models.rope import rotate
 from planetary.models.text_model import TextModel
-
-
-class DecoderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes of a decoder with Llama's attention and of one batch.
-
-    Attributes:
-        n_kv_head: heads of keys and values; each serves n_head / n_kv_head queries.
-        tie_embeddings: the head is the embedding.
-        qkv_bias: queries, keys and values have biases, as in Qwen2 (Yang et al. 2024, arXiv:2407.10671); with
-            `output_bias` so has attention's output.
-        qk_norm: queries and keys are normalised, each head by itself, as in Qwen3 (Yang et al. 2025, arXiv:2505.09388);
-            "all": all heads at once, as in OLMo 2 (OLMo team 2025, arXiv:2501.00656).
-        head_size: channels of a head; None: n_embd / n_head.
-        n_position: longest text the model is meant for, as it is published with it; None: any length.
-        window: how many tokens a query sees, itself included; None: all.
-    """
-
-    n_layer: int = 4
-    n_head: int = 4
-    n_kv_head: int = 2
-    n_embd: int = 256
-    rope_base: float = 10_000.0
-    vocab_size: int = 256
-    sequence_length: int = 128
-    batch_size: int = 8
-    seed: int = 0
-    norm_epsilon: float = 1e-5
-    tie_embeddings: bool = False
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool | Literal["all"] = False
-    head_size: int | None = None
-    rope_scaling: AnyScaling | None = None
-    n_position: int | None = None
-    window: int | None = None
-
-    @property
-    def head_width(self) -> int:
-        """Channels of a head."""
-        return self.head_size or self.n_embd // self.n_head
-
-    @property
-    def heads(self) -> dict[str, Any]:
-        """Arguments of `attention` in every layer."""
-        return {
-            "n_head": self.n_head,
-            "n_kv_head": self.n_kv_head,
-            "head_size": self.head_size,
-            "rope_base": self.rope_base,
-            "rope_scaling": self.rope_scaling,
-        }
 
 
 class LlamaConfig(DecoderConfig, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,13 @@ from planetary.core.errors import NumericsError, TrustError, UserError
 from planetary.runs.mixture.cost import cost
 from planetary.runs.mixture.methods import recent_rows, surrogate
 from planetary.runs.mixture.methods.sketch import Sketch, decode, dense_gates, encode, sketch_from_gates, subsample
-from planetary.runs.mixture.methods.surrogate import FitOptions, expert_outputs, fit_surrogates, initial_surrogates
+from planetary.runs.mixture.methods.surrogate import (
+    FitOptions,
+    expert_outputs,
+    fit_surrogates,
+    initial_surrogates,
+    surrogate_outputs,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -102,41 +108,52 @@ def test_the_ring_buffer_keeps_the_latest_rows() -> None:
     assert sorted(many.inputs[:, 0]) == [6, 7, 8, 9]
 
 
-def fit_case(rank: int, **options: object) -> tuple[surrogate.Fitted, np.ndarray]:
+def fit_case(rank: int, form: str, **options: object) -> tuple[surrogate.Fitted, np.ndarray]:
     """Two experts of width 32 in 8 dimensions; returns the fit and the out-of-sample errors."""
     rng = np.random.default_rng(3)
-    up, down = (rng.standard_normal(s).astype(np.float32) * 0.3 for s in ((2, 8, 32), (2, 32, 8)))
+    shapes = {"up": (2, 8, 32), "down": (2, 32, 8), **({"gate": (2, 8, 32)} if form == "swiglu" else {})}
+    experts = {name: rng.standard_normal(shape).astype(np.float32) * 0.3 for name, shape in shapes.items()}
     u, fresh = (rng.standard_normal((2, 400, 8)).astype(np.float32) for _ in range(2))
     weights = rng.random((2, 400)).astype(np.float32)
-    a, b = initial_surrogates(up, down, rank)
-    fitted = fit_surrogates(u, weights, outputs(u, up, down), a=a, b=b, options=FitOptions(**options))  # pyright: ignore[reportArgumentType]
-    wanted = outputs(fresh, up, down)
-    error = np.linalg.norm(outputs(fresh, fitted.a, fitted.b) - wanted, axis=(1, 2))
+    a, b = initial_surrogates(experts, rank)
+    given = FitOptions(**options)  # pyright: ignore[reportArgumentType]
+    fitted = fit_surrogates(u, weights, expert_outputs(experts, u), a=a, b=b, options=given)
+    wanted = expert_outputs(experts, fresh)
+    error = np.linalg.norm(surrogate_outputs(fitted.a, fitted.b, fresh) - wanted, axis=(1, 2))
     return fitted, error / np.linalg.norm(wanted, axis=(1, 2))
 
 
-def test_a_surrogate_as_wide_as_its_expert_is_an_exact_copy() -> None:
-    fitted, error = fit_case(32, steps=0, ridge=1e-9)
+FORMS = pytest.mark.parametrize("form", ["relu2", "swiglu"])
+
+
+@FORMS
+def test_a_surrogate_as_wide_as_its_expert_is_an_exact_copy(form: str) -> None:
+    fitted, error = fit_case(32, form, steps=0, ridge=1e-9)
     assert error.max() < 1e-3
+    gated = {"gate": normal(2, 8, 5), "up": normal(2, 8, 5), "down": normal(2, 5, 8)}
+    u = normal(2, 5, 8)
+    for rank in (5, 7):
+        copies = initial_surrogates(gated, rank)
+        np.testing.assert_allclose(surrogate_outputs(*copies, u), expert_outputs(gated, u), rtol=1e-4, atol=1e-5)
     up, down = normal(2, 8, 32), normal(2, 32, 8)
-    a, b = initial_surrogates(up, down, 32)
+    a, b = initial_surrogates({"up": up, "down": down}, 32)
     assert (a == up).all()
     assert (b == down).all()
-    wider = initial_surrogates(up, down, 40)
-    u = normal(2, 5, 8)
+    wider = initial_surrogates({"up": up, "down": down}, 40)
     np.testing.assert_allclose(
         outputs(u, *wider),
         outputs(u, up, down),
         rtol=1e-4,
         atol=1e-4,
     )
-    assert fitted.a.shape == (2, 8, 32)
+    assert fitted.a.shape == (2, 8, 32 if form == "relu2" else 64)
 
 
-def test_searching_a_beats_solving_for_b_alone_and_rank_helps() -> None:
-    _, only_b = fit_case(8, steps=0)
-    _, searched = fit_case(8, steps=60)
-    _, wider = fit_case(16, steps=60)
+@FORMS
+def test_searching_a_beats_solving_for_b_alone_and_rank_helps(form: str) -> None:
+    _, only_b = fit_case(8, form, steps=0)
+    _, searched = fit_case(8, form, steps=60)
+    _, wider = fit_case(16, form, steps=60)
     assert (searched < 0.9 * only_b).all()
     assert (wider < searched).all()
 

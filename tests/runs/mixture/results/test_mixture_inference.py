@@ -59,7 +59,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.random.default_rng(7).integers(0, TINY.vocab_size, 9 * 900).astype("<u2").tofile(source)
     batch = BASE.batch_size // BASE.composers
     elsewhere = {"batch_size", "sequence_length", "seed"}
-    options = {name: value for name, value in msgspec.to_builtins(TINY).items() if name not in elsewhere}
+    every = msgspec.to_builtins(TINY).items()
+    options = {name: value for name, value in every if name not in elsewhere and value is not None}
     base = Config()
     config = replace(
         base,

@@ -31,7 +31,7 @@ class MoeShape(msgspec.Struct, frozen=True):
         active_params: parameters a token touches, all kinds together.
         expert_params: parameters of all routed experts; 0: computed from the shape.
         router_params, latent_params, backbone_params: of the tiers, for their traffic; all 0: unknown.
-        matrices: of an expert: 2 of relu², 3 of SwiGLU. A surrogate has 2.
+        matrices: of an expert, and of a surrogate: 2 of relu², 3 of SwiGLU.
         detach: whether the gradient stops at the surrogates' input.
         ternary: whether experts compute with ternary weights.
     """
@@ -87,12 +87,12 @@ def expert_forward_flops(shape: MoeShape) -> int:
 
 
 def surrogate_forward_flops(shape: MoeShape) -> int:
-    """One token through one surrogate: 4 d_e r (section 5). A detached one has no backward pass."""
-    return 4 * shape.latent * shape.rank
+    """One token through one surrogate: 4 d_e r (section 5), with SwiGLU 6 d_e r. A detached one needs no backward."""
+    return 2 * shape.matrices * shape.latent * shape.rank
 
 
 def surrogate_share(shape: MoeShape) -> float:
-    """Return a composer's operations on a surrogate over those of training the expert: r/(3h) for relu² (section 5).
+    """Return a composer's operations on a surrogate over those of training the expert: r/(3h) (section 5).
 
     Without the detach the gradient passes through to the input, which costs another forward pass: 2r/(3h).
     """
@@ -160,8 +160,7 @@ def total_reduction(shape: MoeShape, rho: float) -> float:
 
 def expert_weight_bytes(shape: MoeShape, composers: float) -> float:
     """Experts and surrogates on one composer in bf16: the total times 1/C + (1 − 1/C) r/h (section 5)."""
-    stand_in = 2 * shape.latent * shape.rank / one_expert_params(shape)
-    held = 1 / composers + (1 - 1 / composers) * stand_in
+    held = 1 / composers + (1 - 1 / composers) * shape.rank / shape.hidden
     return HALF * all_expert_params(shape) * held
 
 
@@ -187,14 +186,19 @@ def all_to_all_bytes(shape: MoeShape, composers: int, batch: int, length: int) -
 
 
 def surrogate_sync_bytes(shape: MoeShape, composers: int, delta_rank: int) -> float:
-    """One wave of rank-q deltas of all surrogates, to C − 1 peers each: L N (C−1)/C · 2 q (d_e + r) in bf16 (13.4)."""
-    scalars = 2 * delta_rank * (shape.latent + shape.rank)
+    """One wave of rank-q deltas of all surrogates, to C − 1 peers each: L N (C−1)/C · 2 q (d_e + r) in bf16 (13.4).
+
+    Of SwiGLU A is twice as wide: q (2 d_e + 3 r).
+    """
+    scalars = delta_rank * (2 * shape.latent + shape.matrices * shape.rank)
     return shape.layers * shape.experts * (1 - 1 / composers) * scalars * HALF
 
 
 def surrogate_full_bytes(shape: MoeShape, composers: int) -> float:
-    """The same with whole surrogates, 2 d_e r scalars each. A delta of rank q ≥ d_e r / (d_e + r) is no smaller."""
-    return shape.layers * shape.experts * (1 - 1 / composers) * 2 * shape.latent * shape.rank * HALF
+    """The same with whole surrogates, 2 d_e r scalars each, with SwiGLU 3 d_e r. A delta of rank q ≥ d_e r / (d_e + r)
+    is no smaller.
+    """
+    return shape.layers * shape.experts * (1 - 1 / composers) * shape.matrices * shape.latent * shape.rank * HALF
 
 
 def surrogate_four_bit_bytes(shape: MoeShape, composers: int) -> float:
@@ -203,7 +207,7 @@ def surrogate_four_bit_bytes(shape: MoeShape, composers: int) -> float:
     def matrix(rows: int, width: int) -> int:
         return rows * (block_width(width)[0] // 2 + 4)
 
-    size = matrix(shape.latent, shape.rank) + matrix(shape.rank, shape.latent)
+    size = matrix(shape.latent, (shape.matrices - 1) * shape.rank) + matrix(shape.rank, shape.latent)
     return shape.layers * shape.experts * (1 - 1 / composers) * size
 
 

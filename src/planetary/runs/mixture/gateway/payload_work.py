@@ -285,7 +285,7 @@ class PayloadChecks:
         if not 0 <= shard < self._plan.training.composers:
             return f"it has surrogates of shard {shard} of {self._plan.training.composers}"
         model, rank = self._plan.model, self._plan.training.rank
-        shapes = (model.n_latent, rank), (rank, model.n_latent)
+        shapes = (model.n_latent, model.read * rank), (rank, model.n_latent)
         left = {(int(layer), int(expert)) for layer, expert in np.argwhere(self._plan.owner_map == shard)}
         others = f"it has not the surrogates of all experts of shard {shard} and of no others"
         for one in surrogates_from(data):

@@ -1,4 +1,5 @@
-"""Fitting surrogates (PARALLAX, 4.8): Ê(u) = ReLU(u A)² B to E(u) on recent rows.
+"""Fitting surrogates (PARALLAX, 4.8): Ê(u) = ReLU(u A)² B to E(u) on recent rows; of SwiGLU experts with their units,
+of which A is gate and up side by side.
 
 For a given A the best B is a ridge regression, so only A is searched: Adam on the remaining error (variable projection;
 at the best B the gradient with respect to A needs no derivative of B). A starts from the current surrogate. Rows count
@@ -45,7 +46,7 @@ class Fitted(msgspec.Struct, frozen=True):
     """Surrogates of E experts after a fit.
 
     Attributes:
-        a: float32 [E, d_e, r].
+        a: float32 [E, d_e, r], of SwiGLU [E, d_e, 2r].
         b: float32 [E, r, d_e].
         error: float64 [E], root of the weighted squared error over the weighted energy of the outputs; 0 without rows.
     """
@@ -69,13 +70,7 @@ class SurrogateMessage(msgspec.Struct, frozen=True):
 
 def are_copies(rank: int, config: LatentMoeConfig) -> bool:
     """Whether surrogates of this rank are exact copies, which need no fit."""
-    return rank >= config.n_hidden and config.activation == "relu2"
-
-
-def relu2(values: np.ndarray) -> np.ndarray:
-    """ReLU(x)²."""
-    positive = np.maximum(values, 0)
-    return positive * positive
+    return rank >= config.n_hidden
 
 
 def expert_outputs(weights: Tensors, u: np.ndarray) -> np.ndarray:
@@ -83,11 +78,29 @@ def expert_outputs(weights: Tensors, u: np.ndarray) -> np.ndarray:
 
     ReLU(u W1)² W2 with W1 "up" [E, d_e, h] and W2 "down" [E, h, d_e]; with a third matrix "gate", SwiGLU.
     """
-    up = u @ weights["up"]
-    if "gate" not in weights:
-        return relu2(up) @ weights["down"]
-    gate = u @ weights["gate"]
-    return (gate / (1 + np.exp(-gate)) * up) @ weights["down"]
+    return surrogate_outputs(*_as_surrogate(weights), u)
+
+
+def surrogate_outputs(a: np.ndarray, b: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """Return outputs [E, n, d_e] of surrogates for u [E, n, d_e]."""
+    return _units(u @ a, b.shape[1])[0] @ b
+
+
+def _as_surrogate(weights: Tensors) -> tuple[np.ndarray, np.ndarray]:
+    """Return experts as surrogates of their own width."""
+    up, down = weights["up"], weights["down"]
+    return (np.concatenate([weights["gate"], up], axis=-1) if "gate" in weights else up), down
+
+
+def _units(read: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the units [E, n, r] of products u A, and their slopes: gradients of u A for gradients of one."""
+    if read.shape[-1] == rank:
+        positive = np.maximum(read, 0)
+        return positive * positive, 2 * positive
+    gate, up = read[..., :rank], read[..., rank:]
+    open_ = 1 / (1 + np.exp(-gate))
+    silu = gate * open_
+    return silu * up, np.concatenate([up * (open_ + silu * (1 - open_)), silu], axis=-1)
 
 
 def fit_surrogates(
@@ -99,7 +112,7 @@ def fit_surrogates(
         u: inputs float32 [E, n, d_e].
         weights: float32 [E, n], none negative; an expert whose weights are all 0 keeps the surrogate.
         targets: outputs of the real experts, float32 [E, n, d_e].
-        a: float32 [E, d_e, r], the start.
+        a: float32 [E, d_e, r], the start; of SwiGLU [E, d_e, 2r].
         b: float32 [E, r, d_e], the present solution.
         options: see there.
 
@@ -118,8 +131,8 @@ def fit_surrogates(
     scale = np.where(energy > 0, 1 / np.maximum(energy, 1e-30), 0)[:, None, None].astype(np.float32)
     best_a, best_b, best = a, b, np.full(len(a), np.inf)
     for step in range(options.steps + 1):
-        hidden = u @ a
-        features = root * relu2(hidden)
+        units, slopes = _units(u @ a, b.shape[1])
+        features = root * units
         solved = _ridge(features, wanted, options.ridge)
         error = features @ solved - wanted
         left = np.sum(np.square(error, dtype=np.float64), axis=(1, 2))
@@ -128,8 +141,8 @@ def fit_surrogates(
         best_a, best_b = (np.where(better[:, None, None], n, o) for n, o in ((a, best_a), (solved, best_b)))
         if step == options.steps:
             break
-        pulled = (error * scale) @ solved.transpose(0, 2, 1)
-        gradient = u.transpose(0, 2, 1) @ (pulled * root * (2 * np.maximum(hidden, 0)))
+        pulled = (error * scale) @ solved.transpose(0, 2, 1) * root
+        gradient = u.transpose(0, 2, 1) @ (np.tile(pulled, a.shape[2] // b.shape[1]) * slopes)
         mean = np.float32(0.9) * mean + np.float32(0.1) * gradient
         square = np.float32(0.99) * square + np.float32(0.01) * gradient * gradient
         unit = (mean / np.float32(1 - 0.9 ** (step + 1))) / (
@@ -144,25 +157,28 @@ def fit_surrogates(
     return Fitted(new_a.astype(np.float32), new_b.astype(np.float32), relative)
 
 
-def initial_surrogates(up: np.ndarray, down: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+def initial_surrogates(weights: Tensors, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Return surrogates to start from: evenly spaced hidden units of each expert, outputs scaled by h / r.
 
     With `rank` equal to the expert's width they are exact copies, above it exact copies and units that do nothing.
 
     Args:
-        up: W1 [..., d_e, h].
-        down: W2 [..., h, d_e].
+        weights: of the experts, as `expert_outputs` takes them.
         rank: r.
     """
-    hidden, latent = up.shape[-1], up.shape[-2]
+    whole, down = _as_surrogate(weights)
+    hidden, latent = down.shape[-2:]
     if rank < 1:
         raise UserError(f"a surrogate's rank is at least 1, found {rank}")
     used = min(rank, hidden)
     chosen = np.arange(used) * hidden // used
-    a = np.zeros((*up.shape[:-1], rank), np.float32)
+    parts = []
+    for matrix in np.split(whole, whole.shape[-1] // hidden, axis=-1):
+        parts.append(np.zeros((*matrix.shape[:-1], rank), np.float32))
+        parts[-1][..., :used] = matrix[..., chosen]
     b = np.zeros((*down.shape[:-2], rank, latent), np.float32)
-    a[..., :used], b[..., :used, :] = up[..., chosen], down[..., chosen, :] * np.float32(hidden / used)
-    return a, b
+    b[..., :used, :] = down[..., chosen, :] * np.float32(hidden / used)
+    return np.concatenate(parts, axis=-1), b
 
 
 def surrogate_message(

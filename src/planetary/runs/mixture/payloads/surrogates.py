@@ -109,7 +109,7 @@ def changed_surrogates(data: Packed, held: Held, training: MoeTraining) -> list[
 def empty_bank(plan: MixturePlan) -> Surrogates:
     """Return a bank without any surrogate yet."""
     model, rank = plan.model, plan.training.rank
-    shape = (model.n_expert, model.n_latent, rank)
+    shape = (model.n_expert, model.n_latent, model.read * rank)
     back = (model.n_expert, rank, model.n_latent)
     return Surrogates(
         tuple(np.zeros(shape, np.float32) for _ in range(model.n_layer)),

@@ -140,7 +140,7 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
     experts = expert_parameters(config, shape.slots)
     held: dict[str, Draw] = {"ownership": Draw((config.n_expert, shape.slots))}
     if shape.rank:
-        held["a"] = Draw((config.n_expert, config.n_latent, shape.rank))
+        held["a"] = Draw((config.n_expert, config.n_latent, config.read * shape.rank))
         held["b"] = Draw((config.n_expert, shape.rank, config.n_latent))
     batch = jax.ShapeDtypeStruct((rows, config.sequence_length), jax.numpy.int32)
     probe = jax.ShapeDtypeStruct((rows * config.sequence_length, config.n_latent), jax.numpy.float32)

@@ -198,8 +198,8 @@ def _composer_decode(params: Any, tokens: jax.Array, context: Context, *, config
 
 def _surrogates_by_layer(surrogates: Tensors, config: LatentMoeConfig) -> list[dict[str, Any]]:
     first = surrogates.get(in_layer(0, "surrogates", "a"), np.zeros(0))
-    experts, latent, rank = config.n_expert, config.n_latent, first.shape[-1]
-    pair = {"a": Draw((experts, latent, rank)), "b": Draw((experts, rank, latent))}
+    experts, latent, width = config.n_expert, config.n_latent, first.shape[-1]
+    pair = {"a": Draw((experts, latent, width)), "b": Draw((experts, width // config.read, latent))}
     tree = filled({"layers": [{"surrogates": pair} for _ in range(config.n_layer)]}, surrogates)
     return [layer["surrogates"] for layer in tree["layers"]]
 

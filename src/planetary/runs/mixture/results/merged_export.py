@@ -131,7 +131,8 @@ def _write(files: DurableFiles, path: Path, tensors: Tensors) -> str:
 def merged_config(config: LatentMoeConfig, batch_size: int, name: str, data: DataConfig) -> Config:
     """Return a configuration of ordinary training that starts from the weights beside it."""
     elsewhere = {"batch_size", "sequence_length", "seed"}  # have sections of their own
-    options = {key: value for key, value in msgspec.to_builtins(config).items() if key not in elsewhere}
+    every = msgspec.to_builtins(config).items()
+    options = {key: value for key, value in every if key not in elsewhere and value is not None}
     base = Config()
     return msgspec.structs.replace(
         base,

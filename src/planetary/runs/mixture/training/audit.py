@@ -26,7 +26,7 @@ from planetary.runs.mixture.methods.acceptance import ExpertState, Policy, Refus
 from planetary.runs.mixture.methods.moments import COUNT, MomentRule, too_much_left, wrong_count
 from planetary.runs.mixture.methods.recent_rows import RecentRows, calibration_rows
 from planetary.runs.mixture.methods.sketch import Sketch, dense_gates
-from planetary.runs.mixture.methods.surrogate import expert_outputs, relu2
+from planetary.runs.mixture.methods.surrogate import expert_outputs, surrogate_outputs
 from planetary.runs.mixture.training.expert_work import HeldExperts, Improved
 from planetary.runs.mixture.training.participant_states import computed_weights
 from planetary.runs.mixture.training.settings import MoeTraining
@@ -205,7 +205,7 @@ def judge_fit(
         return np.sum(weights[:, :, None] * np.square(values, dtype=np.float64), (1, 2))
 
     pairs = before, improved.surrogates
-    old, new = (weighed(relu2(u @ pair["a"]) @ pair["b"] - wanted) for pair in pairs)
+    old, new = (weighed(surrogate_outputs(pair["a"], pair["b"], u) - wanted) for pair in pairs)
     poor = {}
     for slot, expert in enumerate(slots):
         if expert != ownership.EMPTY and not new[slot] <= SAME_ERROR * old[slot]:

@@ -170,7 +170,7 @@ class ComposerSteps:
     ) -> LayerFit:
         """Return new surrogates of the experts that this composer owns in a layer, as all composers will hold them.
 
-        Surrogates as wide as their relu² experts are copies of these and are not fitted. With `delta_rank` what is new
+        Surrogates as wide as their experts are copies of these and are not fitted. With `delta_rank` what is new
         about one travels as a matrix of that rank (4.2, 4.8), with a `refresh_form` in fewer bits. The next exchange
         makes up for dropped parts, because it starts from the common copies. `whole`: not all hold these, so do
         without.
@@ -180,7 +180,7 @@ class ComposerSteps:
         weights = {n: v[mine] for n, v in self._computed(composer.experts[layer]).items()}
         old_a, old_b = surrogates.a[layer][ids], surrogates.b[layer][ids]
         if are_copies(self.training.rank, self.config):
-            fitted = Fitted(*initial_surrogates(weights["up"], weights["down"], self.training.rank), np.zeros(0))
+            fitted = Fitted(*initial_surrogates(weights, self.training.rank), np.zeros(0))
         elif self.workers_fit:
             there = composer.fitted[layer]
             fitted = Fitted(there["a"][mine], there["b"][mine], there["error"][mine])
@@ -188,10 +188,12 @@ class ComposerSteps:
             u, rows = calibration_rows(composer.rows[layer], ids, self.training.fit.rows)
             wanted = expert_outputs(weights, u)
             fitted = fit_surrogates(u, rows, wanted, a=old_a, b=old_b, options=self.training.fit)
-        a, sent_a = (fitted.a, []) if whole else self._as_sent(old_a, fitted.a)
-        b, sent_b = (fitted.b, []) if whole else self._as_sent(old_b, fitted.b)
-        if not sent_a:
+        rank, small = self.training.delta_rank, fitted.b.shape[1:]  # of A and B the smaller one
+        if whole or (self.training.refresh_form == "exact" and not (rank and rank_is_smaller(rank, *small))):
+            a, b = fitted.a, fitted.b
             return LayerFit(layer, ids, a, b, fitted.error, a.nbytes + b.nbytes)
+        a, sent_a = self._as_sent(old_a, fitted.a)
+        b, sent_b = self._as_sent(old_b, fitted.b)
         size = sum(delta.nbytes for delta in (*sent_a, *sent_b))
         return LayerFit(layer, ids, a, b, fitted.error, size, tuple(zip(sent_a, sent_b, strict=True)))
 
@@ -204,19 +206,14 @@ class ComposerSteps:
         return computed_weights(experts, self.config) if self._masters else experts
 
     def _as_sent(self, held: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, list[Delta]]:
-        """Return matrices [E, m, n] as those who hold `held` get them, and the messages; none: the matrices whole.
-
-        A and B have the same sizes, so both are sent whole or neither.
-        """
+        """Return matrices [E, m, n] as those who hold `held` get them, and the messages."""
         rank, form = self.training.delta_rank, self.training.refresh_form
         pairs = list(zip(held, new, strict=True))
         if form != "exact":
             deltas = [compress(after - before, None, form)[0] for before, after in pairs]
-        elif rank and rank_is_smaller(rank, *new.shape[1:]):
-            deltas = [low_rank(after - before, None, rank)[0] for before, after in pairs]
         else:
-            deltas = []
-        return (held + np.stack([expand(delta) for delta in deltas]) if deltas else new), deltas
+            deltas = [low_rank(after - before, None, rank)[0] for before, after in pairs]
+        return held + np.stack([expand(delta) for delta in deltas]), deltas
 
 
 def install(surrogates: Surrogates, fits: Sequence[LayerFit], version: int) -> Surrogates:

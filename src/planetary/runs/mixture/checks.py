@@ -36,6 +36,7 @@ def keys_without_effect(moe: MoeConfig, model: LatentMoeConfig) -> list[str]:
         ),
         (not moe.rank, "moe.rank = 0", ("detach", "delta_rank", "refresh_form", "fit_steps")),
         (moe.rank > 0 and are_copies(moe.rank, model), f"moe.rank = {moe.rank}, copies of experts", ("fit_steps",)),
+        (not model.projected, "a model without latent projections", ("latent_every",)),
         (True, f'moe.pace = "{moe.pace}"', PACES[moe.pace].unused_keys),
     ]
     default, found = MoeConfig(), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec
 from planetary.core.token_slice import Slice
 from planetary.data.slices import SliceOrder
-from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.models.latent_moe_config import LatentMoeConfig, MoeModelConfig
 from planetary.models.model_options import configure
 from planetary.runs.mixture.config import MixtureOptions, MoeConfig
 from planetary.runs.mixture.methods.acceptance import Policy
@@ -47,6 +48,8 @@ OF_EXPERT_WORKERS = (
 
 AHEAD_BYTES = 1 << 20  # size of tokens; at half a millisecond a step this is a second of a small model, else minutes
 MODEL = "planetary.models.latent_moe:build"
+PRETRAINED_MODEL = "planetary.models.moe:build"
+"""The model that folders of pretrained mixtures stand for."""
 
 
 OwnerMap = tuple[tuple[int, ...], ...]
@@ -161,17 +164,22 @@ class MixturePlan(msgspec.Struct, frozen=True):
 
 def model_of(config: Config) -> LatentMoeConfig:
     """Return the model's sizes a configuration gives. Raises `UserError` for another model or a wrong size."""
-    if config.model.source != MODEL:
+    source, folder = config.model.source, config.model.weights
+    if source not in (MODEL, PRETRAINED_MODEL):
+        given = f", the model of {folder}" if folder and Path(folder).exists() and not Path(folder).is_file() else ""
         raise UserError(
-            f'a run with moe.composers trains model.source = "{MODEL}", whose experts can be divided; found '
-            f'"{config.model.source}"'
+            f'a run with moe.composers trains model.source = "{MODEL}" or "{PRETRAINED_MODEL}", whose experts can be '
+            f'divided; found "{source}"{given}'
         )
     known = {
         "batch_size": config.train.batch_size,
         "sequence_length": config.train.sequence_length,
         "seed": config.run.seed,
     }
-    return configure("model.options", LatentMoeConfig, {**known, **config.model.options})
+    options = {**known, **config.model.options}
+    if source == MODEL:
+        return configure("model.options", LatentMoeConfig, options)
+    return msgspec.structs.replace(configure("model.options", MoeModelConfig, options).mixture, select="topk")
 
 
 def keys_of(moe: MoeConfig, struct: type[msgspec.Struct]) -> dict[str, Any]:
@@ -179,9 +187,10 @@ def keys_of(moe: MoeConfig, struct: type[msgspec.Struct]) -> dict[str, Any]:
     return {name: getattr(moe, name) for name in struct.__struct_fields__ if name in MoeConfig.__struct_fields__}
 
 
-def cadence_of(moe: MoeConfig) -> Cadence:
+def cadence_of(moe: MoeConfig, model: LatentMoeConfig) -> Cadence:
     """Return the horizons a configuration gives. Raises `UserError` where they are not in order."""
-    return Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
+    latent = moe.latent_every if model.projected else moe.router_every
+    return Cadence(moe.router_every, latent, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
 
 
 def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, schedule: Schedule) -> MoeTraining:
@@ -258,7 +267,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
             f"moe.rank = {moe.rank} makes surrogates copies of experts of width {model.n_hidden}, which are not "
             'fitted: set moe.fitted_by = "composers", or moe.rank lower'
         )
-    cadence = cadence_of(moe)
+    cadence = cadence_of(moe, model)
     PACES[moe.pace].check_cadence(cadence)
     keys = keys_of(moe, MixtureOptions)
     if not moe.expert_workers:

@@ -109,12 +109,15 @@ class PreparedMixture:
 
     def initial(self) -> TrainingState:
         """Return all participants' values before the first step."""
-        from planetary.runs.mixture.training.initial import initial_training  # brings JAX
+        from planetary.runs.mixture.training.initial import first_rows, initial_training  # bring JAX
 
         composer, expert = part_of(self.program, "composer"), part_of(self.program, "expert")
-        given = self.given() if self.given is not None else None
-        plan = self.plan
-        return initial_training(plan.model, plan.training, plan.owner_map, composer, expert, given=given)
+        plan, given, rows = self.plan, None, []
+        if self.given is not None:
+            given = self.given()
+            if plan.has_surrogates:
+                rows = first_rows(given, plan.model, plan.order, plan.training.fit.capacity)
+        return initial_training(plan.model, plan.training, plan.owner_map, composer, expert, given=given, rows=rows)
 
 
 def plan_of(config: Config, data: PreparedData, owners: OwnerMap | None = None) -> MixturePlan:

@@ -318,7 +318,7 @@ def configured(config: Config) -> tuple[MoeShape, LatentMoeConfig, Workload]:
         length=train.sequence_length,
         delta_rank=moe.delta_rank,
         replicas=moe.replicas,
-        cadence=cadence_of(moe),
+        cadence=cadence_of(moe, model),
         precision=moe.precision,
         sketch_fraction=moe.sketch_fraction,
     )

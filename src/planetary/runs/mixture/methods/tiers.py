@@ -129,7 +129,7 @@ class Cadence(msgspec.Struct, frozen=True):
 
 def tier_fragments(specs: Sequence[TensorSpec], cadence: Cadence) -> dict[tuple[Tier, int], tuple[str, ...]]:
     """Return the names of every fragment of every tier, for the parameters that are no routed experts."""
-    found = {(tier, 0): names_of(specs, tier) for tier in (Tier.ROUTER, Tier.LATENT)}
+    found = {(tier, 0): names for tier in (Tier.ROUTER, Tier.LATENT) if (names := names_of(specs, tier))}
     backbone = [spec for spec in specs if tier_of(spec.name) is Tier.BACKBONE]
     for i, names in enumerate(fragments_by_bytes(backbone, cadence.backbone_fragments)):
         found[Tier.BACKBONE, i] = names

@@ -28,12 +28,13 @@ import numpy as np
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.iree import compile_artifact
 from planetary.compiler.backends.targets import Target
-from planetary.core.config import Config, load_config
+from planetary.core.config import load_config
+from planetary.core.configuration.schema import Config
 from planetary.core.tensors import Tensors
 from planetary.data.bigram import bigram_baseline
 from planetary.data.reader import batches, read_slice
-from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
+from planetary.runs.rounds.preparation.training_options import schedule_of
 from planetary.runtime.executor import StepExecutor, open_executor
 from planetary.runtime.host import host_features
 from planetary.sync.contributions import Contribution

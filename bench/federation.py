@@ -18,8 +18,7 @@ import msgspec
 from simulated_federation import SimFederation, hub_config, site_config
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config
-from planetary.core.configuration.schema import OuterConfig
+from planetary.core.configuration.schema import Config, OuterConfig
 from planetary.data.reader import read_slice
 from planetary.run.choice import read_config
 from planetary.run.simulate import TINY

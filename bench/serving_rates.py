@@ -38,11 +38,10 @@ from planetary.models.model_options import configure
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_traced
 from planetary.runs.serve.config import ServeConfig
-from planetary.runs.serve.drawing import next_call, with_draws
+from planetary.runs.serve.loaded_model import LoadedModel, next_call, with_draws
 from planetary.runs.serve.messages import ComputeCall
 from planetary.runs.serve.program.shape import PAGE, decode_name, prefill_name
 from planetary.runs.serve.program.traced_model import TracedModel
-from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import Drawing, SamplingOptions
 from planetary.runtime.device_program import Program, open_program
 from planetary.runtime.host import host_features

@@ -31,16 +31,16 @@ from pathlib import Path
 import msgspec
 from diloco_gap import as_baseline, held_out_loss, open_executors
 
-from planetary.core.config import Config, load_config
-from planetary.core.configuration.schema import OuterConfig
+from planetary.core.config import load_config
+from planetary.core.configuration.schema import Config, OuterConfig
 from planetary.core.extension_points import MERGE_RULES
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.changes import ChangeOf, start_offer
-from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import prepare_run
+from planetary.runs.rounds.preparation.training_options import schedule_of
 from planetary.runs.rounds.worker.exchange import Outgoing, Trained, exchange_of
 from planetary.sync.contributions import Contribution
 from planetary.sync.merge import rule_of

@@ -42,11 +42,12 @@ import msgspec
 import numpy as np
 
 from planetary.compiler.step.step_module import TrainStep
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import apply_overrides
 from planetary.core.configuration.presets import PRESETS as KNOWN
 from planetary.core.configuration.presets import Preset
 from planetary.core.configuration.schema import (
     CheckpointConfig,
+    Config,
     DataConfig,
     EvalConfig,
     FabricConfig,

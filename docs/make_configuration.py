@@ -11,8 +11,8 @@ import msgspec
 from msgspec import inspect
 
 from planetary.core.configuration.key_meanings import meanings
+from planetary.core.configuration.keys import FIELDS, LISTS, SECTIONS
 from planetary.core.configuration.ranges import describe
-from planetary.core.configuration.strict import FIELDS, LISTS, SECTIONS
 from planetary.run.config_help import written_doc
 from planetary.run.kinds import all_kinds
 from planetary.site.config import Api, ControllerOptions, Federation, SiteConfig, SitePolicy, WorkerFabric

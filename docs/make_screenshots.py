@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runs" / "rounds"))
 import msgspec
 from small_training import small_training
 
-from planetary.core.config import to_toml
+from planetary.core.configuration.toml import to_toml
 from planetary.monitor.dashboard import Dashboard
 from planetary.runs.rounds.training_status import TrainingStatus
 from planetary.simulation.faults import Fault

@@ -20,9 +20,10 @@ from planetary.fleet.shell.shell import Address
 from planetary.fleet.worker.role import Role, WorkerOptions, Workplace
 from planetary.fleet.worker.worker import WorkerShell
 from planetary.runs.serve.gateway import PreparedServing, ServingSetup
+from planetary.runs.serve.loaded_model import LoadedModel
 from planetary.runs.serve.loader import ServingLoader
 from planetary.runs.serve.messages import SERVING, WEIGHTS, ServingJob, ServingReady
-from planetary.runs.serve.role import LoadedModel, ServingRole
+from planetary.runs.serve.role import ServingRole
 
 LOCAL = "127.0.0.1"
 

@@ -61,10 +61,9 @@ def ours(run: Path, weights: str) -> dict[str, Any]:
     from planetary.core.config import config_from_tables
     from planetary.core.step import ProgramSpec
     from planetary.run.model.served import load_traced
-    from planetary.runs.serve.drawing import next_call, with_draws
+    from planetary.runs.serve.loaded_model import LoadedModel, next_call, with_draws
     from planetary.runs.serve.messages import ComputeCall
     from planetary.runs.serve.program.shape import decode_name, prefill_name
-    from planetary.runs.serve.role import LoadedModel
     from planetary.runs.serve.scheduling.sampling import Drawing, SamplingOptions
     from planetary.runtime.device_program import Program, open_program
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from planetary.compat.pcp.run_files import DEFAULTS, EXPERIMENT_KEYS, FIXED, NO_EFFECT, REFUSED, WANDB_KEYS
-from planetary.core.config import Config, load_config
-from planetary.core.configuration.strict import FIELDS
+from planetary.core.config import load_config
+from planetary.core.configuration.keys import FIELDS
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.monitor.sinks.wandb_sink import WandbSink
 

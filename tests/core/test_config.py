@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planetary.core.config import Config, apply_overrides, config_hash, load_config, overrides_between, to_toml
-from planetary.core.configuration.outer_rule import chosen_rule
+from planetary.core.config import apply_overrides, load_config, overrides_between
+from planetary.core.configuration.derived import chosen_rule
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.keys import FIELDS
 from planetary.core.configuration.ranges import describe
-from planetary.core.configuration.schema import OuterConfig, config_from_json
+from planetary.core.configuration.schema import Config, OuterConfig, config_from_json
 from planetary.core.configuration.sections import section_struct
-from planetary.core.configuration.strict import FIELDS
-from planetary.core.configuration.toml import toml_document
+from planetary.core.configuration.toml import to_toml, toml_document
 from planetary.core.errors import UserError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

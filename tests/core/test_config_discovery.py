@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import planetary
-from planetary.core.configuration.strict import FIELDS, LISTS, SECTIONS
+from planetary.core.configuration.keys import FIELDS, LISTS, SECTIONS
 from planetary.runs.rl.config import RlConfig
 
 

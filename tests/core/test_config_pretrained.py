@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from planetary.core.config import Config, config_from_tables, load_config, to_toml
+from planetary.core.config import config_from_tables, load_config
+from planetary.core.configuration.schema import Config
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 
 GPT2: dict[str, Any] = {

@@ -6,14 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from planetary.core.config import (
-    apply_overrides,
-    config_from_tables,
-    config_hash,
-    load_config,
-    overrides_between,
-    to_toml,
-)
+from planetary.core.config import apply_overrides, config_from_tables, load_config, overrides_between
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.monitor.sinks.mlflow_sink import MlflowSink
 from planetary.monitor.sinks.tensorboard_sink import TensorboardSink

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from planetary.core.configuration.keys import FIELDS, SECTIONS
 from planetary.core.configuration.step_options import StepOptions
-from planetary.core.configuration.strict import FIELDS, SECTIONS
 from planetary.core.errors import UserError
 
 MAKE = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "make_configuration.py"))

@@ -9,8 +9,8 @@ import pytest
 from msgspec import inspect
 
 from planetary.core.config import config_from_tables
+from planetary.core.configuration.keys import FIELDS, extension_keys
 from planetary.core.configuration.needs import USES
-from planetary.core.configuration.strict import FIELDS, extension_keys
 from planetary.core.errors import UserError
 from planetary.core.extension_points import EXTENSION_POINTS
 

@@ -14,10 +14,10 @@ from msgspec import inspect
 from planetary.cli.main import build_parser
 from planetary.compiler.backends.targets import DEFAULT_NAMES
 from planetary.core.configuration.key_meanings import meanings
+from planetary.core.configuration.keys import FIELDS, SECTIONS
 from planetary.core.configuration.ranges import describe
 from planetary.core.configuration.schema import OptimizerConfig, TrainConfig
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
-from planetary.core.configuration.strict import FIELDS, SECTIONS
 from planetary.core.errors import UserError
 from planetary.runs.mixture.config import MixtureOptions, MoeConfig
 from planetary.runs.mixture.methods.acceptance import Policy

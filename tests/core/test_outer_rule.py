@@ -6,8 +6,11 @@ import tomllib
 
 import pytest
 
-from planetary.core.config import Config, apply_overrides, config_from_tables, config_hash, to_toml
-from planetary.core.configuration.outer_rule import why_chosen
+from planetary.core.config import apply_overrides, config_from_tables
+from planetary.core.configuration.derived import why_chosen
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.schema import Config
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 
 

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.data.bigram import LARGEST_VOCABULARY, bigram_baseline, count_pairs, fit_bigram
 from planetary.data.prepare import prepare

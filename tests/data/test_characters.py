@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.data import prepare as prepare_module
 from planetary.data import sources

@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 from test_formats import PACK, as_separated, config_for, gzipped, texts_of
 
-from planetary.core.config import Config, apply_overrides, config_hash
-from planetary.core.configuration.strict import own_files
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.own_files import own_files
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.data import kinds, sources
 from planetary.data.files import SourceFile, path_part

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.data.fitting import changes, fit_to_data, length_of
 from planetary.data.prepare import prepare

@@ -17,7 +17,8 @@ import pytest
 import zstandard
 from pyarrow import feather, parquet
 
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import ResourceError, UserError
 from planetary.data.files import files_of
 from planetary.data.prepare import prepare

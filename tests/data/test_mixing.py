@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planetary.core.config import Config, config_from_tables, load_config, to_toml
+from planetary.core.config import config_from_tables, load_config
+from planetary.core.configuration.schema import Config
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import ResourceError, UserError
 from planetary.data.prepare import blocks_of_mixture, chosen_blocks, prepare
 from planetary.data.prepared_data import PreparedData

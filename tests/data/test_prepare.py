@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from planetary.core.config import Config, apply_overrides, load_config
+from planetary.core.config import apply_overrides, load_config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import ResourceError, UserError
 from planetary.data import formats, sources
 from planetary.data import prepare as building_module

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from planetary import fleet
+from planetary.core.configuration.keys import FIELDS
 from planetary.core.configuration.sections import section_names
-from planetary.core.configuration.strict import FIELDS
 from planetary.run.kinds import all_kinds
 from planetary.runs import READERS
 

@@ -13,7 +13,8 @@ from planetary.cli.child import main
 from planetary.cli.commands.roles import node_manager
 from planetary.cli.main import build_parser
 from planetary.cli.node_flags import started_by, worker_start
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import LocalProtocolError, ResourceError
 from planetary.fleet.shell.starts import ManagerStart, WorkerStart, read_start, start_command, write_start
 from planetary.run.processes.announcement import Announcement

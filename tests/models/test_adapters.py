@@ -25,8 +25,10 @@ from planetary.compiler.frontend.narrow_base import narrowed
 from planetary.compiler.frontend.weights import frozen
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.adapters import merged_values
-from planetary.core.config import Config, config_from_tables, to_toml
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.step_options import StepOptions
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.models.zoo import ZOO
@@ -34,10 +36,11 @@ from planetary.run.model.adapter_export import export_adapter
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_folder, load_trained
 from planetary.run.model.trained_model import tree_names
-from planetary.runs.rounds.preparation.options import model_of, step_options
 from planetary.runs.rounds.preparation.preparation import check_frozen
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord, check_untrained, keep_record
+from planetary.runs.rounds.preparation.run_model import model_of
 from planetary.runs.rounds.preparation.run_step import record_of, write_record
+from planetary.runs.rounds.preparation.training_options import step_options
 
 BATCH = {"batch_size": 2, "sequence_length": 8}
 MODELS = {

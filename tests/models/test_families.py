@@ -27,7 +27,7 @@ from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.pretrained_files import keep_files
 from planetary.run.model.served import load_folder, load_trained
 from planetary.run.model.trained_model import fill_tree
-from planetary.runs.rounds.preparation.options import model_of
+from planetary.runs.rounds.preparation.run_model import model_of
 from planetary.runs.serve.program.cache_kinds import PAGE
 from planetary.runs.serve.program.call_context import GatheredContext, PagedContext, gather
 

@@ -25,7 +25,8 @@ from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import Model, export_model, find_builder
 from planetary.compiler.frontend.framework import ModuleBuilder
 from planetary.compiler.step.train_step import build_train_step
-from planetary.core.config import config_from_tables, to_toml
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.runs.rounds.preparation.options import builder_options

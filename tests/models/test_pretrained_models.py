@@ -17,8 +17,9 @@ from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, load_late
 from planetary.artifacts.pretrained_weights import read_pretrained
 from planetary.artifacts.safetensors_file import safetensors_pieces
 from planetary.compiler.frontend.export import Model, export_model
-from planetary.core.config import Config, config_from_tables, to_toml
-from planetary.core.configuration.schema import DataConfig
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.schema import Config, DataConfig
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import ByteTokenizer

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from planetary.core.configuration.keys import FIELDS, SECTIONS
 from planetary.core.configuration.schema import Config, DataConfig
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
-from planetary.core.configuration.strict import FIELDS, SECTIONS
 
 SECTION_OF = {struct.__name__: section for section, struct in SECTIONS.items()}
 """Name of a section's struct -> the section."""

@@ -23,9 +23,9 @@ from planetary.run.model.text_continuation import TextContinuation
 from planetary.run.model.trained_model import fill_tree
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http.text_assembly import TextAssembly
+from planetary.runs.serve.loaded_model import LoadedModel
 from planetary.runs.serve.local_sequences import LocalSequences
 from planetary.runs.serve.program.traced_model import TracedModel
-from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed
 from planetary.runs.serve.scheduling.sequences import SequenceRequest, Token
 from planetary.runtime.device_program import open_on_xla

@@ -9,10 +9,12 @@ import pytest
 from msgspec import inspect
 
 from planetary.compiler.frontend.export import MODEL_FILE
-from planetary.core.config import Config, apply_overrides, config_from_tables, load_config, to_toml
+from planetary.core.config import apply_overrides, config_from_tables, load_config
 from planetary.core.configuration.honoured import COMPANIONS, UNDECLARED, all_keys
+from planetary.core.configuration.keys import FIELDS, LISTS, SECTIONS
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.sections import section_names
-from planetary.core.configuration.strict import FIELDS, LISTS, SECTIONS
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.monitor.sinks.webhook_sink import WebhookSink
 from planetary.run.kinds import all_kinds, kind_of

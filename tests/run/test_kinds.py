@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from toy_kind import PROTOCOL, Present, RollCall, Toy
 
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.protocol import kind_table

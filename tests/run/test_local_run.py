@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import PeerError, ResourceError, UserError
 from planetary.fleet.shell.child import Child
 from planetary.run.processes import local_run

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from planetary.cli.main import build_parser
-from planetary.core.config import apply_overrides, config_from_tables, config_hash, mathematical_changes, to_toml
+from planetary.core.config import apply_overrides, config_from_tables
+from planetary.core.configuration.identity import config_hash, mathematical_changes
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.run.choice import resumed_run
 

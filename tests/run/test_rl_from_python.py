@@ -14,7 +14,7 @@ import pytest
 from run_story import metrics
 
 import planetary
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.extend import Task
 from planetary.run import handle

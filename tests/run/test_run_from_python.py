@@ -17,7 +17,7 @@ import pytest
 from run_story import event, joined, lease
 
 import planetary
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import NumericsError, PlanetaryError, UserError
 from planetary.fleet.gateway.run_files import RunLock, holder_of
 from planetary.fleet.protocol.kind_reader import FORMAT

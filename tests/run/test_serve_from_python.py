@@ -18,7 +18,7 @@ import pytest
 import planetary
 from planetary.cli.commands import serve as serve_command
 from planetary.cli.main import build_parser
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import ClosedError, CompileError, TrustError, UserError
 from planetary.run import serve as module
 from planetary.run.processes.announcement import Announcement

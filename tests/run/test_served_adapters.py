@@ -17,21 +17,23 @@ import pytest
 from planetary.artifacts.adapter_folder import write_adapter
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.safetensors_file import read_safetensors
-from planetary.core.config import Config, config_from_tables, to_toml
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.schema import Config
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec, digest_of
 from planetary.models.zoo import ZOO
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_served
 from planetary.run.model.serving_export import export_served
-from planetary.runs.rounds.preparation.options import model_of
+from planetary.runs.rounds.preparation.run_model import model_of
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.gateway import ServingSetup
+from planetary.runs.serve.loaded_model import LoadedModel
 from planetary.runs.serve.local_sequences import LocalSequences
 from planetary.runs.serve.messages import ComputeCall
 from planetary.runs.serve.model_check import check_model
 from planetary.runs.serve.program.served_model import ServedModel
-from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.runtime.device_program import open_on_xla

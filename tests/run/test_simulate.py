@@ -16,8 +16,8 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.errors import UserError
 from planetary.data.reader import batches_of, read_slice
 from planetary.runs.rounds import messages as rm
-from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import prepare_run
+from planetary.runs.rounds.preparation.training_options import schedule_of
 from planetary.runs.rounds.worker.compute import inner_steps
 from planetary.runtime.executor import open_executor
 

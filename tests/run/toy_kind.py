@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from planetary.core.config import Config
 from planetary.core.configuration.honoured import HonouredKeys
+from planetary.core.configuration.schema import Config
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.controller.desk import Desk
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security

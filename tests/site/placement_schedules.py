@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
-from planetary.core.config import Config, config_from_tables
-from planetary.core.configuration.schema import Timings
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.schema import Config, Timings
 from planetary.core.errors import ClosedError, ResourceError
 from planetary.fleet.gateway.reception import Reception
 from planetary.fleet.protocol.messages import FABRIC

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from site_support import Running, run, running, toy_kinds  # noqa: F401
 
-from planetary.core.config import Config, config_from_tables
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import LocalProtocolError, PlanetaryError, UserError
 from planetary.core.user_code import barred, load_module
 from planetary.fleet.gateway.gateway import GatewayOptions

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from planetary.core.config import Config, config_from_tables, config_hash, to_toml
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.schema import Config
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.data.fitting import length_of
 from planetary.runs.federation.config import FederationConfig, SiteEntry

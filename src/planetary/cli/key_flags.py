@@ -10,8 +10,9 @@ from typing import Any
 from msgspec import inspect
 
 from planetary.cli.command_table import LazyHelp
+from planetary.core.configuration.keys import FIELDS, SECTIONS
 from planetary.core.configuration.ranges import describe
-from planetary.core.configuration.strict import FIELDS, SECTIONS, value_from_text
+from planetary.core.configuration.strict import value_from_text
 from planetary.core.configuration.toml import toml_value
 
 Flags = Mapping[str, str]

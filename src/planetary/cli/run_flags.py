@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from planetary.cli.option_values import port
 
 if TYPE_CHECKING:
-    from planetary.core.config import Config
+    from planetary.core.configuration.schema import Config
     from planetary.run.processes.local_run import LocalRunOptions
 
 

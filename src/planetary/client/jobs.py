@@ -143,7 +143,7 @@ class Jobs:
         if priority is not None:
             body["priority"] = priority
         if config is not None:
-            from planetary.core.config import to_toml
+            from planetary.core.configuration.toml import to_toml
             from planetary.run.choice import read_config
 
             # Relative paths become absolute: of this machine, which the gateway has to have as well.
@@ -386,7 +386,7 @@ class Jobs:
 
     def _send_files(self, tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         """Send the files a configuration names; return them by key. Raises `UserError` for a folder."""
-        from planetary.core.config import FILE_KEYS
+        from planetary.core.configuration.schema import FILE_KEYS
 
         sent: dict[str, dict[str, str]] = {}
         for key in FILE_KEYS:

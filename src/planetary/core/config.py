@@ -1,4 +1,4 @@
-"""Reading, overriding, writing and identifying a configuration.
+"""Reading and overriding a configuration.
 
 `configuration.schema` lists the keys. A relative path in a file is relative to that file's folder; in an override it
 is relative to the current folder. `run.dir`, where output goes, is always relative to the current folder.
@@ -8,9 +8,7 @@ PCP's files are read, too, by `planetary.compat.pcp`.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 import logging
 import os
 import re
@@ -22,36 +20,21 @@ import msgspec
 
 from planetary.core.bounded_text import toml_tables
 from planetary.core.configuration.adapter_folder import adapter_tables
+from planetary.core.configuration.keys import LISTS, SECTIONS, extension_keys
 from planetary.core.configuration.pretrained import is_pretrained, pretrained_tables
 from planetary.core.configuration.ranges import MOST_NAME, show_found
-from planetary.core.configuration.schema import (
-    CheckpointConfig,
-    Config,
-    DataConfig,
-    EvalConfig,
-    FabricConfig,
-    ModelConfig,
-    OptimizerConfig,
-    OuterConfig,
-    RunConfig,
-    SyncConfig,
-    Timings,
-    TrainConfig,
-)
+from planetary.core.configuration.schema import BUILT_IN_TOKENIZERS, Config, is_function
 from planetary.core.configuration.sections import section_names, section_struct
 from planetary.core.configuration.strict import (
-    LISTS,
-    SECTIONS,
     build_config,
     check_entries,
     check_known,
     check_value,
     expects_text,
-    extension_keys,
     takes_table,
     text_value,
 )
-from planetary.core.configuration.toml import toml_document, toml_value
+from planetary.core.configuration.toml import toml_value
 from planetary.core.configuration.weight_file import pretrained_folder
 from planetary.core.errors import UserError
 from planetary.core.printable import command_line
@@ -59,39 +42,9 @@ from planetary.core.registry import file_of
 
 log = logging.getLogger(__name__)
 
-
-__all__ = [
-    "BUILT_IN_TOKENIZERS",
-    "FILE_KEYS",
-    "CheckpointConfig",
-    "Config",
-    "DataConfig",
-    "EvalConfig",
-    "FabricConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "OuterConfig",
-    "RunConfig",
-    "SyncConfig",
-    "Timings",
-    "TrainConfig",
-    "apply_overrides",
-    "config_from_tables",
-    "config_hash",
-    "is_function",
-    "load_config",
-    "mathematical_changes",
-    "overrides_between",
-    "to_toml",
-]
-
 OTHER_FORMATS: Mapping[str, str] = {".json": "planetary.compat.pcp.run_files:run_tables"}
 """Ending of a configuration file that is no TOML -> "module:function", which turns the text into tables."""
 MOST_PATH = 4096  # characters; no system takes more
-BUILT_IN_TOKENIZERS = ("byte", "char", "u16", "qwen")
-"""Values of `data.tokenizer` that are no path."""
-FILE_KEYS = ("model.source", "model.weights", "data.source", "data.tokenizer")
-"""Keys whose files can be sent along with a configuration."""
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
@@ -236,11 +189,6 @@ def _expanded(key: str, value: str) -> Path:
         ) from None
 
 
-def is_function(source: str) -> bool:
-    """Whether a model source names a function that builds the model, and not a compiled model."""
-    return ":" in source and "://" not in source
-
-
 def _names_a_path(source: str) -> bool:
     """Whether a model source is a path (or `path.py:function`) and not `module:function`."""
     return not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", source) or ".py:" in source
@@ -317,111 +265,3 @@ def overrides_between(before: Config, after: Config) -> list[str]:
 def _with_defaults(tables: dict[str, Any], configs: Iterable[Config]) -> dict[str, Any]:
     """Return tables with those of every kind's section that one of the configurations has."""
     return {name: msgspec.to_builtins(SECTIONS[name]()) for config in configs for name in config.kinds} | tables
-
-
-def to_toml(config: Config) -> str:
-    """Return every key of `config` as TOML; `load_config` of it gives an equal `Config`.
-
-    A section of a kind of run is there where a key of it has another value than its default.
-    """
-    tables = config.tables()
-    for section in (name for name in SECTIONS if name in tables):
-        struct = SECTIONS[section]  # a section's own keys are those that are looked for first
-        own = [key for key in struct.__annotations__ if key in tables[section]]
-        tables[section] = {key: tables[section][key] for key in own} | tables[section]
-    return toml_document(tables)
-
-
-def config_hash(config: Config) -> str:
-    """Return the sha256 (hex) of everything that decides the mathematics of a run.
-
-    Two configurations with equal hashes train the same model on the same data in the same way, so a checkpoint of one
-    may be resumed under the other. Left out are names, places, machines, time limits, how often something is written or
-    measured, options that only save memory, and how long the run is: a finished run may be resumed with more rounds,
-    and a cosine schedule is then stretched from there on. Of a local path only the last part counts, so a folder may be
-    moved; digests of the contents are kept in the checkpoint.
-    """
-    text = json.dumps(_mathematics(config), sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def mathematical_changes(before: Config, after: Config) -> list[tuple[str, Any, Any]]:
-    """Return key, old and new value of all that makes the `config_hash` of two configurations differ."""
-    old, new = (_flat_keys(_mathematics(config)) for config in (before, after))
-    return [(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
-
-
-def _flat_keys(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tables.items():
-        named = {"seed": "run.seed", "leases": "fabric.leases"}.get(key, key) if not prefix else f"{prefix}.{key}"
-        flat |= _flat_keys(value, named) if isinstance(value, Mapping) else {named: value}
-    return flat
-
-
-def _mathematics(config: Config) -> dict[str, Any]:
-    """Return the keys that `config_hash` is of."""
-    values = msgspec.to_builtins(config)
-    kept: dict[str, Any] = {
-        "seed": config.run.seed,
-        "model": values["model"],
-        "data": values["data"],
-        "train": values["train"],
-        "optimizer": values["optimizer"],
-        "outer": values["outer"],
-    }
-    del (
-        kept["data"]["delivery"],
-        kept["data"]["max_epochs"],
-        kept["train"]["rounds"],
-        kept["train"]["target_minutes"],
-        kept["model"]["smaller"],
-        kept["train"]["micro_batches"],
-        kept["train"]["remat"],
-    )
-    if config.data.sampling == "random":  # the keys' meaning before there were others
-        del kept["data"]["sampling"]
-    if not config.data.has_pairs:
-        del kept["data"]["dpo_beta"]
-    for key in ("columns", "packing"):
-        if not kept["data"][key]:  # runs on tokens keep their hash
-            del kept["data"][key]
-    if config.data.sampling != "fifo" or not config.data.shuffle_leases:
-        del kept["data"]["shuffle_leases"]
-    for one in (kept["data"], *kept["data"]["sources"]):
-        if not one["format"]:  # decided by the files, as before there was this key
-            del one["format"]
-        else:
-            one["format"] = re.split(r"[/\\]", one["format"])[-1]
-    if not config.model.freeze:  # runs without frozen parameters keep their hash
-        del kept["model"]["freeze"]
-    if config.adapter.rank:
-        kept["adapter"] = values["adapter"] | {"start": re.split(r"[/\\]", config.adapter.start)[-1]}
-    if config.outer.weights == "tokens":
-        del kept["outer"]["weights"]
-    if config.outer.optimizer == "nesterov":
-        del kept["outer"]["optimizer"]
-    model, data = kept["model"], kept["data"]
-    for table, key in ((model, "source"), (model, "weights"), (data, "source"), (data, "tokenizer")):
-        if "://" not in table[key]:
-            table[key] = re.split(r"[/\\]", table[key])[-1]
-    if config.sync.topology != SyncConfig().topology:  # a ring's sums are rounded in another way
-        kept["sync"] = {"topology": config.sync.topology, "precision": config.sync.precision}
-        if config.sync.ring_compression != "none":
-            kept["sync"]["ring_compression"] = config.sync.ring_compression
-    if config.sync.overlap != "none":
-        kept.setdefault("sync", {})["overlap"] = config.sync.overlap
-    if config.sync.overlap in ("streaming", "decoupled") or file_of(config.sync.overlap) is not None:
-        kept["sync"] |= {key: values["sync"][key] for key in ("fragments", "delay", "mixing")}
-    if config.fabric.leases != "equal":
-        kept["leases"] = config.fabric.leases
-    for key in ("compression", "broadcast_compression", "start_compression"):
-        if (codec := getattr(config.sync, key)) != "none":
-            kept.setdefault("sync", {})[key] = codec
-    for name, kind in config.kinds.items():
-        if mathematics := kind.mathematics():
-            kept[name] = mathematics
-    for section, key in extension_keys(config.kinds):  # file name without folders; a resume compares the text
-        if key in kept.get(section, {}):
-            kept[section][key] = re.split(r"[/\\]", kept[section][key])[-1]
-    return kept

@@ -22,7 +22,7 @@ from planetary.core.extension_points import SCHEDULES
 from planetary.core.registry import Chosen
 
 if TYPE_CHECKING:
-    from planetary.core.config import Config
+    from planetary.core.configuration.schema import Config
 
 _KEYS = OptimizerConfig()
 COOLDOWN = 0.2

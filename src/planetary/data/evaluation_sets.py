@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.store import write_atomically
-from planetary.core.config import Config
-from planetary.core.configuration.schema import PREFERENCE, DataSource
+from planetary.core.configuration.schema import PREFERENCE, Config, DataSource
 from planetary.core.errors import UserError
 from planetary.core.tensors import host_dtype
 from planetary.data.metrics import OWN_SET

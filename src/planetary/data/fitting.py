@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from planetary.core.config import Config
-from planetary.core.configuration.strict import with_fitting_warmup
+from planetary.core.configuration.derived import with_fitting_warmup
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.data.prepared_data import PreparedData
 from planetary.data.run_length import RunLength

@@ -20,7 +20,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.example_layout import ExampleLayout
 from planetary.core.tensors import host_dtype

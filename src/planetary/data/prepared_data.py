@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.example_layout import ExampleLayout
 from planetary.core.token_slice import Slice
 from planetary.data.reader import counted, read_slice, split

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from planetary.core.config import Config
-from planetary.core.configuration.schema import DataSource
+from planetary.core.configuration.schema import Config, DataSource
 from planetary.core.errors import UserError
 from planetary.core.example_layout import ExampleLayout
 from planetary.core.extension_points import FORMATS

@@ -266,7 +266,8 @@ def page_url(root: str, token: str) -> str:
 
 def shown_config(path: Path) -> str:
     """Return a configuration without secrets: webhooks, and passwords and tokens in URLs."""
-    from planetary.core.config import load_config, to_toml
+    from planetary.core.config import load_config
+    from planetary.core.configuration.toml import to_toml
 
     return redacted_toml(to_toml(load_config(path)))
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from planetary.core.config import Config
-from planetary.core.configuration.schema import SyncConfig
+from planetary.core.configuration.schema import Config, SyncConfig
 from planetary.monitor.run_folder import BASELINE, load_history, read_metrics
 
 

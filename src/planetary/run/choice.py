@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 
 from planetary.artifacts.checkpoint import TENSOR_FILES, list_checkpoints
-from planetary.core.config import Config, config_from_tables, load_config, mathematical_changes
+from planetary.core.config import config_from_tables, load_config
+from planetary.core.configuration.identity import mathematical_changes
 from planetary.core.configuration.ranges import check_instance, show_found
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import UserError
 from planetary.core.printable import command_line

@@ -7,8 +7,8 @@ import inspect
 import msgspec
 
 from planetary.core.configuration.key_meanings import meanings
+from planetary.core.configuration.keys import SECTIONS
 from planetary.core.configuration.schema import Config
-from planetary.core.configuration.strict import SECTIONS
 
 __all__ = ["Config"]
 

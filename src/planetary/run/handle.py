@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_latest
-from planetary.core.config import Config, load_config
-from planetary.core.configuration.schema import DataSource
+from planetary.core.config import load_config
+from planetary.core.configuration.schema import Config, DataSource
 from planetary.core.errors import PeerError, ResourceError, UserError
 from planetary.core.places import cache_folder
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, holder_of

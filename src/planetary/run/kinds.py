@@ -17,8 +17,8 @@ from planetary.core.errors import PlanetaryError, UserError
 from planetary.core.registry import Registry
 
 if TYPE_CHECKING:  # supervisors and node managers, which import this, have no configuration
-    from planetary.core.config import Config
     from planetary.core.configuration.honoured import HonouredKeys
+    from planetary.core.configuration.schema import Config
     from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
     from planetary.fleet.protocol.events import Finish
     from planetary.fleet.worker.role import Roles

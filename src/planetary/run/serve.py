@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from planetary.core.config import Config, config_from_tables, load_config
+from planetary.core.config import config_from_tables, load_config
 from planetary.core.configuration.ranges import show_found
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import ClosedError, PeerError, UserError
 from planetary.core.places import cache_folder

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from planetary.core.config import Config
 from planetary.core.configuration.presets import preset_of
 from planetary.core.configuration.ranges import Index, Positive, check_argument, check_instance
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import PeerError, UserError
 from planetary.core.places import cache_folder
 from planetary.monitor.report import Report, build_report

@@ -11,7 +11,7 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.step import StepSpec
 from planetary.fleet.gateway.run_files import CHECKPOINTS
 from planetary.runs.mixture.preparation import PreparedMixture, prepare_mixture

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.core.places import cache_folder
 from planetary.run.choice import ConfigSource, new_run, settings

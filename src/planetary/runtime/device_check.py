@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from planetary.artifacts.store import BlobStore
 from planetary.core.deviations import worst_of
-from planetary.core.errors import CompileError, TrustError
+from planetary.core.errors import CompileError
 from planetary.core.program_trial import ProgramReference
 from planetary.core.step import FunctionSpec
 from planetary.core.step_trial import StepReference, StepRunner, draw_trial, run_trial
-from planetary.runtime.backends import runtime_identity
 from planetary.runtime.device_program import DeviceProgram
+from planetary.runtime.device_report import DeviceReport
 from planetary.runtime.executor import Executor
 
 WARM_UP_STEPS = 1
 _TIMED_RATE = 1e-3  # learning rate of timed steps; small, so random batches do not make the loss overflow
-
-
-class DeviceReport(msgspec.Struct, frozen=True):
-    """The findings of the check of a step on one device."""
-
-    device: str  # device name from the driver
-    worst_tensor: str
-    worst_error: float  # fraction of the accepted error
-    seconds: float = 0.0  # duration of one warm call of a program's largest function; 0: not measured
-
-    @property
-    def summary(self) -> str:
-        """The findings, for people."""
-        return (
-            f"verified on {self.device}: the worst tensor, {self.worst_tensor}, is at {self.worst_error:.1%} of the "
-            "accepted error"
-        )
 
 
 def check_on_device(executor: Executor, reference: StepReference, buffers: Mapping[str, np.ndarray]) -> DeviceReport:
@@ -107,40 +88,6 @@ def _report(what: str, device: str, errors: Mapping[str, float], against: str) -
             "Nothing was trained with it; update the device's driver, or start this worker with another --backend"
         )
     return DeviceReport(device, name, error)
-
-
-def check_once(store: BlobStore, key: str, check: Callable[[], DeviceReport]) -> DeviceReport:
-    """Return the findings of `check`, which runs once for each `key`.
-
-    Args:
-        store: remembers reports.
-        key: of `key_of`.
-        check: `check_on_device` or `check_program`.
-
-    Raises:
-        CompileError: as the check; that is not remembered.
-    """
-    known = store.resolve(key)
-    if known is not None:
-        with contextlib.suppress(TrustError, msgspec.MsgspecError):
-            return msgspec.json.decode(store.get(known), type=DeviceReport)
-    report = check()
-    store.link(key, store.put(msgspec.json.encode(report)))
-    return report
-
-
-def key_of(artifact: str, reference: str, backend: str, device: str, functions: Iterable[str] = ()) -> str:
-    """Return the key of a check, of everything behind the result: artifact, device, runtime and driver.
-
-    Args:
-        artifact: digest of the artifact.
-        reference: digest of the reference.
-        backend: that runs it.
-        device: the driver's name.
-        functions: of a program, those that are checked.
-    """
-    where = f"{backend} {device} {runtime_identity(backend)}"
-    return " ".join(["checked on device 4", artifact, reference, *sorted(functions), where])
 
 
 def step_milliseconds(executor: StepRunner, batches: Iterable[Sequence[np.ndarray]]) -> list[float]:

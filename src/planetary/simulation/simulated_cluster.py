@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from planetary.artifacts.jsonl import read_json_lines
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import LocalProtocolError, ResourceError
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions
 from planetary.fleet.gateway.run_files import EVENTS, METRICS

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.core.clock import SystemClock
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.fleet.gateway.gateway import GatewayOptions, Security
 from planetary.fleet.shell.child import end_with_parent, on_stop_signals

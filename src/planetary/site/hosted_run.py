@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from planetary.core.config import Config, config_hash
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import PlanetaryError
 from planetary.core.redaction import redacted
 from planetary.core.user_code import barred

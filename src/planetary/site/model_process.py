@@ -22,9 +22,8 @@ from pathlib import Path
 import msgspec
 
 from planetary.core import errors
-from planetary.core.config import Config
 from planetary.core.configuration.ranges import NotNegative, Positive
-from planetary.core.configuration.schema import config_from_json
+from planetary.core.configuration.schema import Config, config_from_json
 from planetary.core.errors import CompileError, PlanetaryError, UserError
 from planetary.core.exit_status import describe_exit
 from planetary.fleet.gateway.gateway import GatewayOptions

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import PlanetaryError
 from planetary.fleet.protocol import messages as m
 from planetary.net.connection import Connection

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
 from planetary.fleet.gateway.run_files import has_run
 from planetary.fleet.shell.system import SYSTEM, System

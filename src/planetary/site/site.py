@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from planetary.artifacts.store import write_atomically
-from planetary.core.config import Config, load_config, to_toml
-from planetary.core.configuration.schema import FabricConfig, Timings
+from planetary.core.config import load_config
+from planetary.core.configuration.schema import Config, FabricConfig, Timings
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import ConflictError, UserError
 from planetary.core.printable import command_line, is_name
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security

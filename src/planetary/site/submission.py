@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from planetary.core.config import FILE_KEYS, Config, config_from_tables, is_function, load_config
-from planetary.core.configuration.schema import names_code
+from planetary.core.config import config_from_tables, load_config
+from planetary.core.configuration.keys import named_objects
+from planetary.core.configuration.schema import FILE_KEYS, Config, is_function, names_code
 from planetary.core.configuration.sinks import OwnSink
-from planetary.core.configuration.strict import named_objects
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.extension_points import EXTENSION_POINTS
 from planetary.core.registry import file_of

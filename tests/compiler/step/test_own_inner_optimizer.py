@@ -11,11 +11,12 @@ import pytest
 from step_runs import Run, mlp_batch, mlp_model, mlp_params
 
 from planetary.compiler.step.train_step import build_train_step
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.core.extension_points import INNER_OPTIMIZERS
 from planetary.core.schedules import Schedule
-from planetary.runs.rounds.preparation.options import schedule_of, step_options
+from planetary.runs.rounds.preparation.training_options import schedule_of, step_options
 
 PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
 EXAMPLES = dict(re.findall(r"```python\n(?=# (\w+\.py))(.*?)```", PAGE, re.DOTALL))

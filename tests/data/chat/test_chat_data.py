@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from chat_support import PLAIN, said, tokenizer_folder
 
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.data.bigram import bigram_baseline
 from planetary.data.chat.records import chat_of

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from sink_story import line, run_in, send
 
-from planetary.core.config import config_from_tables, load_config, to_toml
+from planetary.core.config import config_from_tables, load_config
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.monitor.sinks.sink_kinds import sink_of
 

@@ -7,8 +7,7 @@ from functools import partial
 
 import msgspec
 
-from planetary.core.config import Config
-from planetary.core.configuration.schema import OuterConfig
+from planetary.core.configuration.schema import Config, OuterConfig
 from planetary.fleet.shell.shell import Address
 from planetary.runs.federation.config import FederationConfig, SiteEntry
 from planetary.runs.federation.hub.gateway import HubSetup

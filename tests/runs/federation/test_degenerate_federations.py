@@ -12,8 +12,7 @@ from simulated_federation import SimFederation, hub_config, site_config
 from small_training import SmallExecutor, SmallTraining, small_training
 
 from planetary.compiler.step.step_module import TrainStep
-from planetary.core.config import Config
-from planetary.core.configuration.schema import OuterConfig
+from planetary.core.configuration.schema import Config, OuterConfig
 from planetary.core.quantisers import from_bfloat16, to_bfloat16
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec

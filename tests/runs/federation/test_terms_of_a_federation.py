@@ -15,8 +15,10 @@ from small_training import SmallTraining, small_training
 
 from planetary.cli.main import main
 from planetary.compiler.step.step_module import TrainStep
-from planetary.core.config import Config, apply_overrides, config_hash, to_toml
-from planetary.core.configuration.schema import OuterConfig
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.schema import Config, OuterConfig
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol.records import WorkerBanned, WorkerJoined, WorkerRefused

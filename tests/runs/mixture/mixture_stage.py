@@ -26,7 +26,7 @@ from planetary.artifacts.jsonl import JsonLinesTail, read_json_lines
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import CheckpointConfig, Config, FabricConfig, RunConfig, TrainConfig
+from planetary.core.configuration.schema import CheckpointConfig, Config, FabricConfig, RunConfig, TrainConfig
 from planetary.core.errors import CompileError
 from planetary.data.prepared_data import PreparedData
 from planetary.data.slices import SliceOrder

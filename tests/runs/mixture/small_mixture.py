@@ -18,7 +18,7 @@ import numpy as np
 
 from known_program import KnownProgram
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import (
+from planetary.core.configuration.schema import (
     CheckpointConfig,
     Config,
     DataConfig,

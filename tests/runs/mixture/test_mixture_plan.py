@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from mixture_stage import MixtureStage, make_plan
 
-from planetary.core.config import Config, apply_overrides, config_hash, load_config, to_toml
+from planetary.core.config import apply_overrides, load_config
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.step_options import StepOptions
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec

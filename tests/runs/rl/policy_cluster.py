@@ -12,7 +12,7 @@ import numpy as np
 from small_policy import SmallPolicy
 
 from planetary.artifacts.jsonl import read_json_lines
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.tensors import Tensors
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.run_files import METRICS

@@ -20,9 +20,9 @@ import numpy as np
 from known_program import KnownProgram
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.frontend.manifest import Manifest
-from planetary.core.config import Config
 from planetary.core.configuration.schema import (
     CheckpointConfig,
+    Config,
     EvalConfig,
     FabricConfig,
     OptimizerConfig,

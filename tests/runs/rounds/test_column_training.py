@@ -24,8 +24,8 @@ from planetary.core.example_layout import column_name
 from planetary.core.tensors import host_dtype
 from planetary.data.reader import read_slice
 from planetary.models import gpt2, llama, vit
-from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import prepare_run
+from planetary.runs.rounds.preparation.training_options import schedule_of
 from planetary.runtime.executor import open_executor
 
 pytestmark = pytest.mark.slow  # XLA compiles each training step

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import CompileError, NumericsError
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, StepToCompile

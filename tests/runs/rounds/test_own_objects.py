@@ -16,7 +16,7 @@ from planetary.artifacts.durable_files import DISK
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import config_from_tables
-from planetary.core.configuration.strict import own_files
+from planetary.core.configuration.own_files import own_files
 from planetary.core.errors import RemoteProtocolError, UserError
 from planetary.core.extension_points import CODECS, SCHEDULES
 from planetary.core.registry import files_of

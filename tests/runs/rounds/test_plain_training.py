@@ -11,12 +11,13 @@ import pytest
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import apply_overrides, load_config, to_toml
+from planetary.core.config import apply_overrides, load_config
+from planetary.core.configuration.toml import to_toml
 from planetary.data.reader import batches, read_slice
 from planetary.fleet.preparation.compile_process import compile_and_verify
 from planetary.fleet.preparation.compiling import CompileTarget
-from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import prepare_run
+from planetary.runs.rounds.preparation.training_options import schedule_of
 from planetary.runtime.executor import open_executor
 from planetary.runtime.host import host_features
 

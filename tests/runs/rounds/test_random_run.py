@@ -13,8 +13,8 @@ from planetary.artifacts.store import BlobStore
 from planetary.data.reader import batches, read_slice
 from planetary.fleet.preparation.compile_process import compile_and_verify
 from planetary.fleet.preparation.compiling import CompileTarget
-from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import prepare_run
+from planetary.runs.rounds.preparation.training_options import schedule_of
 from planetary.runtime.executor import open_executor
 from planetary.runtime.host import host_features
 

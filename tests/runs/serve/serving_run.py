@@ -9,7 +9,8 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.compiler.frontend.export import find_builder
-from planetary.core.config import config_from_tables, to_toml
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.toml import to_toml
 from planetary.core.tensors import TensorSpec
 from planetary.models.initial import flat_names
 

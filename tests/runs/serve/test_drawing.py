@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from planetary.runs.serve.drawing import candidates_of, next_call, with_draws
-from planetary.runs.serve.messages import SERVING, ComputeCall, Computed
+from planetary.runs.serve.loaded_model import next_call, with_draws
+from planetary.runs.serve.messages import SERVING, ComputeCall, Computed, candidates_of
 from planetary.runs.serve.scheduling.sampling import Candidates, Drawing, SamplingOptions, draw
 from planetary.wire.streams import Outbox
 

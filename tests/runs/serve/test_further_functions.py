@@ -13,8 +13,9 @@ from planetary.core.tensors import Tensors
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker.events import RoleConnected
 from planetary.runs.serve.further_functions import AddFunctions, Extension
+from planetary.runs.serve.loaded_model import LoadedModel
 from planetary.runs.serve.messages import ComputeCall, FunctionsChecked, FurtherFunctions, ServingReady
-from planetary.runs.serve.role import LoadedModel, ServingRole
+from planetary.runs.serve.role import ServingRole
 
 FIRST, SECOND = FurtherFunctions("1", ("decode_b4_p8",)), FurtherFunctions("2", ("decode_b8_p8",))
 

@@ -27,7 +27,7 @@ from planetary.runs.serve.controller import (
     UseWeights,
     retry_after_s,
 )
-from planetary.runs.serve.drawing import next_call
+from planetary.runs.serve.loaded_model import next_call
 from planetary.runs.serve.messages import ComputeCall, FunctionsChecked, FurtherFunctions, ServingJob, ServingReady
 from planetary.runs.serve.program.shape import DRAWN
 from planetary.runs.serve.scheduling.sampling import Candidates, Drawn, SamplingOptions

@@ -118,7 +118,8 @@ def _export(args: argparse.Namespace) -> int:
     if (args.output / WEIGHTS).exists() and not args.force:
         raise UserError(f"cannot export to {args.output}: it already holds a model; use --force to replace it")
 
-    from planetary.core.config import DataConfig, load_config
+    from planetary.core.config import load_config
+    from planetary.core.configuration.schema import DataConfig
     from planetary.data.tokenizer import CHAR_TOKENIZER, CharTokenizer
     from planetary.fleet.gateway.run_files import CONFIG
     from planetary.monitor.human_numbers import count, size

@@ -11,7 +11,7 @@ from planetary.cli.command_table import command_parser
 from planetary.cli.serving_flags import add_model_flags
 
 if TYPE_CHECKING:
-    from planetary.core.config import Config
+    from planetary.core.configuration.schema import Config
 
 _FLAGS = {
     "--host": "serve.host",
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.exit_codes import EXIT_OK
     from planetary.cli.live_display import run_until_signal
     from planetary.cli.serving_lines import ServingLines
-    from planetary.core.config import RunConfig
+    from planetary.core.configuration.schema import RunConfig
     from planetary.core.places import cache_folder
     from planetary.run.processes.local_run import LocalRun, LocalRunOptions
     from planetary.runs.serve.config import ServeConfig

@@ -11,7 +11,7 @@ from planetary.cli.run_flags import add_preset_flag, add_run_flags
 from planetary.core.printable import command_line
 
 if TYPE_CHECKING:
-    from planetary.core.config import Config
+    from planetary.core.configuration.schema import Config
     from planetary.run.processes.local_run import LocalRunOptions
 
 

@@ -16,7 +16,7 @@ from planetary.core.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from planetary.compiler.step.optimizers import Transform
-    from planetary.core.config import Config
+    from planetary.core.configuration.schema import Config
 
 
 class InnerOptimizer(ABC):

@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from planetary.core.configuration.derived import chosen_values
+from planetary.core.configuration.keys import FIELDS, LISTS, SECTIONS
 from planetary.core.configuration.schema import Config
-from planetary.core.configuration.strict import FIELDS, LISTS, SECTIONS, chosen_values
 from planetary.core.errors import UserError
 
 COMPANIONS = {"model.smaller": "train.target_minutes"}

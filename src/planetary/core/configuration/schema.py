@@ -51,6 +51,10 @@ BACKEND_ALIASES = {"rocm": "hip"}
 """Other names of backends: IREE's compiler and PCP say rocm, IREE's runtime hip."""
 ALIASES: dict[tuple[str, str], dict[str, str]] = {("fabric", "backend"): BACKEND_ALIASES}
 """By section and key: alternative names of values in a configuration."""
+BUILT_IN_TOKENIZERS = ("byte", "char", "u16", "qwen")
+"""Values of `data.tokenizer` that are no path."""
+FILE_KEYS = ("model.source", "model.weights", "data.source", "data.tokenizer")
+"""Keys whose files can be sent along with a configuration."""
 
 
 class RunConfig(Section, frozen=True):
@@ -93,6 +97,11 @@ class ModelConfig(Section, frozen=True):
     # patterns of parameter names, such as "wte.*", that are not trained: no gradient, no optimizer state, and they go
     # to a worker once
     freeze: tuple[str, ...] = ()
+
+
+def is_function(source: str) -> bool:
+    """Whether a model source names a function that builds the model, and not a compiled model."""
+    return ":" in source and "://" not in source
 
 
 class AdapterConfig(Section, frozen=True):

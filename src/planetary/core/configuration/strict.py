@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
 from planetary.core.bounded_text import toml_tables
+from planetary.core.configuration.derived import with_fitting_warmup, with_outer_rule
+from planetary.core.configuration.keys import FIELDS, LISTS, OF_ALL, SECTIONS, extension_keys, named_objects
 from planetary.core.configuration.needs import check_needs
-from planetary.core.configuration.outer_rule import FEW_OUTER_STEPS, RULE_KEYS, chosen_rule
 from planetary.core.configuration.ranges import (
     ExtensionPoint,
     convert_value,
@@ -26,77 +27,14 @@ from planetary.core.configuration.ranges import (
     show_found,
 )
 from planetary.core.configuration.removed_keys import REMOVED
-from planetary.core.configuration.schema import ALIASES, Config, OuterConfig
-from planetary.core.configuration.sections import KindSection, section_names, section_struct
+from planetary.core.configuration.schema import ALIASES, Config
+from planetary.core.configuration.sections import KindSection
 from planetary.core.configuration.sinks import OwnSink
 from planetary.core.errors import UserError, did_you_mean
-from planetary.core.extension_points import EXTENSION_POINTS, OUTER_OPTIMIZERS, SINKS
-from planetary.core.registry import PinnedFile, Registry, file_of, files_of
+from planetary.core.extension_points import EXTENSION_POINTS
+from planetary.core.registry import Registry
 
 log = logging.getLogger(__name__)
-
-
-def _section_type(section: inspect.Field) -> type[msgspec.Struct]:
-    assert isinstance(section.type, inspect.StructType)
-    return section.type.cls
-
-
-WARMUP_SHARE = 5
-"""A warm-up too long for the run becomes one part in so many of the run."""
-
-_OF_ALL: Mapping[str, type[msgspec.Struct]] = {
-    name: _section_type(field)
-    for name, field in field_infos(Config).items()
-    if isinstance(field.type, inspect.StructType)
-}
-
-
-class _Sections(Mapping[str, type[msgspec.Struct]]):
-    """Those of every kind of run, and those of one kind, whose modules are imported when they are looked up."""
-
-    def __getitem__(self, name: str) -> type[msgspec.Struct]:
-        return _OF_ALL[name] if name in _OF_ALL else section_struct(name)
-
-    def __iter__(self) -> Iterator[str]:
-        yield from (*_OF_ALL, *section_names())
-
-    def __len__(self) -> int:
-        return len(_OF_ALL) + len(section_names())
-
-    def __contains__(self, name: object) -> bool:
-        return name in _OF_ALL or name in section_names()
-
-
-class _Fields(Mapping[str, Mapping[str, inspect.Field]]):
-    def __getitem__(self, name: str) -> Mapping[str, inspect.Field]:
-        return field_infos(SECTIONS[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(SECTIONS)
-
-    def __len__(self) -> int:
-        return len(SECTIONS)
-
-
-SECTIONS: Mapping[str, type[msgspec.Struct]] = _Sections()
-"""Section name -> its type; sections of one kind of run come last."""
-
-
-LISTS: Mapping[str, Registry[Any]] = {"sinks": SINKS}
-"""Name of an array of tables -> the objects that their kinds name; each class has the table's type, `options`."""
-
-FIELDS: Mapping[str, Mapping[str, inspect.Field]] = _Fields()
-"""Section name -> key -> type and default of the key."""
-
-
-def extension_keys(sections: Iterable[str]) -> dict[tuple[str, str], ExtensionPoint]:
-    """Return section and key -> the kind of object the key names; `sections`: of kinds of run, beside those of all."""
-    return {
-        (section, key): point
-        for section in (*_OF_ALL, *sections)
-        for key, field in FIELDS[section].items()
-        if (point := extension_of(field.type)) is not None
-    }
 
 
 def _meant_key(section: str, key: str) -> str:
@@ -271,98 +209,17 @@ def build_config(tables: Mapping[str, object], origin: str) -> Config:
             sections[section] = made
         elif made != type(made)():
             kinds[section] = made
-    config = _with_outer_rule(Config(**sections, kinds=kinds), tables.get("outer", {}))
+    config = with_outer_rule(Config(**sections, kinds=kinds), tables.get("outer", {}))
     _check_together(config, origin)
     return with_fitting_warmup(config, config.total_inner_steps)
 
 
 def _check_together(config: Config, origin: str) -> None:
     """Check the rules that involve several keys: within a section, of what the parts need of each other, and ranges."""
-    for part in (*(getattr(config, name) for name in _OF_ALL), *config.kinds.values(), *config.sinks):
+    for part in (*(getattr(config, name) for name in OF_ALL), *config.kinds.values(), *config.sinks):
         if objection := getattr(part, "objection", ""):
             raise UserError(f"{origin}: {objection}")
     for key, point, name in named_objects(config):
         if key not in FIELDS[key.partition(".")[0]]:
             _check_object(point, name, f"{origin}: {key}")
     check_needs(config, origin, extension_keys(config.kinds))
-
-
-def named_objects(config: Config) -> Iterator[tuple[str, ExtensionPoint, str]]:
-    """Yield the key, the kind of object and the name of every object that a configuration names."""
-    for (section, key), point in extension_keys(config.kinds).items():
-        yield f"{section}.{key}", point, getattr(config.section(section), key)
-    point = extension_keys(())["data", "format"]
-    for at, one in enumerate(config.data.sources):
-        yield f"data.sources[{at}].format", point, one.format
-    for at, name in enumerate(config.eval.metrics):
-        yield f"eval.metrics[{at}]", ExtensionPoint("metric"), name
-
-
-def own_files(config: Config, origin: str) -> tuple[PinnedFile, ...]:
-    """Return the user's files that a run uses. They are run, and what they declare is checked with the rest.
-
-    Raises:
-        UserError: a file cannot be loaded, or its class does not go with the rest of the configuration.
-    """
-    pinned = []
-    for key, point, name in named_objects(config):
-        if file_of(name) is None:
-            continue
-        registry = EXTENSION_POINTS[point.kind]
-        pinned.append(registry.pin(name))
-        if registry.apart:
-            continue
-        if point.having and not getattr(registry.find(name), point.having):
-            raise UserError(f"{origin}: {key} = {name}: expected a {point.kind} that declares {point.having}")
-    check_needs(config, origin, extension_keys(config.kinds), own=bool(pinned))
-    return files_of(pinned)
-
-
-def chosen_values(config: Config) -> dict[str, Any]:
-    """Return the keys whose absent values were derived from others: "section.key" -> the value that reading gave it."""
-    outer = _with_outer_rule(msgspec.structs.replace(config, outer=OuterConfig()), {}).outer
-    chosen = {f"outer.{key}": getattr(outer, key) for key in RULE_KEYS}
-    chosen["optimizer.warmup_steps"] = config.total_inner_steps // WARMUP_SHARE
-    if ":" not in config.model.source:  # a compiled model has its own shape
-        chosen |= {"train.batch_size": 0, "train.sequence_length": 0}
-    return chosen
-
-
-def _with_outer_rule(config: Config, given: object) -> Config:
-    """Return `config` with the outer step for the run's length, unless the given table `[outer]` fixes one."""
-    summed_ends = config.sync.precision != "f32"  # only of a ring
-    replace, keys = msgspec.structs.replace, given.keys() if isinstance(given, Mapping) else set()
-    steps_itself = any(section.steps_itself for section in config.kinds.values())
-    rounds = config.train.rounds // config.sync.fragments
-    if config.outer.optimizer != OuterConfig().optimizer:
-        declared = OUTER_OPTIMIZERS.declared(config.outer.optimizer)
-        chosen = {} if declared is None else declared.defaults(rounds < FEW_OUTER_STEPS)
-        return replace(
-            config, outer=replace(config.outer, **{key: one for key, one in chosen.items() if key not in keys})
-        )
-    if steps_itself:
-        chosen = {key: value for key, value in chosen_rule(0).items() if key not in keys}
-        return replace(config, outer=replace(config.outer, **chosen))
-    if RULE_KEYS & keys or summed_ends or config.sync.overlap == "async":
-        return config
-    chosen = chosen_rule(rounds)
-    if chosen and config.sync.overlap == "eager":  # a worker's own part of a mean is known, of a mean direction not
-        chosen["merge"] = "mean"
-    return replace(config, outer=replace(config.outer, **chosen))
-
-
-def with_fitting_warmup(config: Config, total: int) -> Config:
-    """Return `config` with a shorter warm-up where the run, of `total` inner steps, would end within it; warns."""
-    warmup = config.optimizer.warmup_steps
-    if warmup < total:
-        return config
-    fitting = total // WARMUP_SHARE
-    log.warning(
-        "optimizer.warmup_steps: %d instead of %d, because the run has only %d inner steps and the learning rate would "
-        "never reach its peak",
-        fitting,
-        warmup,
-        total,
-    )
-    replace = msgspec.structs.replace
-    return replace(config, optimizer=replace(config.optimizer, warmup_steps=fitting))

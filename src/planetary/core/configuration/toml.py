@@ -1,4 +1,4 @@
-"""Writing plain tables as TOML (the standard library only reads it)."""
+"""Writing a configuration, or plain tables, as TOML (the standard library only reads it)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from planetary.core.configuration.keys import SECTIONS
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -76,3 +78,16 @@ def toml_document(tables: Mapping[str, Mapping[str, object] | Sequence[Mapping[s
             lines = [f"{_key(key)} = {toml_value(value)}" for key, value in table.items()]
             blocks.append("\n".join([head if content is table else f"[{head}]", *lines]))
     return "\n\n".join(blocks) + "\n"
+
+
+def to_toml(config: Config) -> str:
+    """Return every key of `config` as TOML; `load_config` of it gives an equal `Config`.
+
+    A section of a kind of run is there where a key of it has another value than its default.
+    """
+    tables = config.tables()
+    for section in (name for name in SECTIONS if name in tables):
+        struct = SECTIONS[section]  # a section's own keys are those that are looked for first
+        own = [key for key in struct.__annotations__ if key in tables[section]]
+        tables[section] = {key: tables[section][key] for key in own} | tables[section]
+    return toml_document(tables)

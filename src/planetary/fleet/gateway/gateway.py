@@ -20,7 +20,7 @@ import numpy as np
 from planetary.artifacts.durable_files import DurableFiles
 from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.gateway.compilations import Compilations
 from planetary.fleet.gateway.invites import InviteList

@@ -10,7 +10,8 @@ from typing import Any
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.store import BlobStore, write_atomically
-from planetary.core.config import Config, to_toml
+from planetary.core.configuration.schema import Config
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.registry import PinnedFile, file_of
 from planetary.core.user_code import kept_text

@@ -11,8 +11,9 @@ from planetary.core.step import FunctionSpec
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker.role import Workplace
 from planetary.runtime.backends import DeviceChoice
-from planetary.runtime.device_check import DeviceReport, check_program
+from planetary.runtime.device_check import check_program
 from planetary.runtime.device_program import DeviceProgram, Program, open_program
+from planetary.runtime.device_report import DeviceReport
 
 
 class OpenProgram(Protocol):

@@ -22,7 +22,7 @@ from planetary.fleet.shell.system import System
 from planetary.fleet.worker.events import RoleMachine
 from planetary.machine.events import Event, Instruction, Payload
 from planetary.runtime.backends import DeviceChoice
-from planetary.runtime.device_check import DeviceReport, check_once, key_of
+from planetary.runtime.device_report import DeviceReport, check_once, key_of
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):

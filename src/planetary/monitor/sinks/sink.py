@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.core.redaction import redacted
 from planetary.machine.journal import Record

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from planetary.artifacts.store import write_atomically
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.sinks import OwnSink, SinkConfig
 from planetary.core.configuration.strict import check_table
 from planetary.core.extension_points import SINKS

@@ -10,8 +10,8 @@ from planetary.core.errors import UserError
 from planetary.run.kinds import RunKind
 
 if TYPE_CHECKING:
-    from planetary.core.config import Config
     from planetary.core.configuration.honoured import HonouredKeys
+    from planetary.core.configuration.schema import Config
     from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
     from planetary.fleet.worker.role import Roles
     from planetary.wire.protocol import Protocol

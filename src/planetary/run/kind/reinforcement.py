@@ -11,8 +11,8 @@ from planetary.run.kind.model_code import has_code, is_ours
 from planetary.run.kinds import RunKind
 
 if TYPE_CHECKING:
-    from planetary.core.config import Config
     from planetary.core.configuration.honoured import HonouredKeys
+    from planetary.core.configuration.schema import Config
     from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
     from planetary.fleet.worker.role import Roles
     from planetary.wire.protocol import Protocol

@@ -9,8 +9,8 @@ from planetary.core.extension_points import TOPOLOGIES
 from planetary.run.kinds import RunKind
 
 if TYPE_CHECKING:
-    from planetary.core.config import Config
     from planetary.core.configuration.honoured import HonouredKeys
+    from planetary.core.configuration.schema import Config
     from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
     from planetary.fleet.worker.role import Roles
     from planetary.runs.rounds.controller.topology import Topology

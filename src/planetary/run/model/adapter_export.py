@@ -9,15 +9,16 @@ import msgspec
 
 from planetary.artifacts.adapter_folder import write_adapter
 from planetary.artifacts.checkpoint import load_checkpoint, load_latest
-from planetary.core.config import Config, load_config
+from planetary.core.config import load_config
 from planetary.core.configuration.adapter_folder import ADAPTER_CONFIG
 from planetary.core.configuration.family import family_of
 from planetary.core.configuration.pretrained import is_pretrained
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.weight_file import pretrained_folder
 from planetary.core.errors import UserError
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG
 from planetary.run.model.trained_model import model_of_run
-from planetary.runs.rounds.preparation.options import base_digests, stored_names
+from planetary.runs.rounds.preparation.training_options import base_digests, stored_names
 
 
 class AdapterExport(msgspec.Struct, frozen=True, kw_only=True):

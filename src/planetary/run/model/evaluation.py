@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from planetary.core.config import BUILT_IN_TOKENIZERS, load_config
+from planetary.core.config import load_config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained
-from planetary.core.configuration.schema import DataSource
+from planetary.core.configuration.schema import BUILT_IN_TOKENIZERS, DataSource
 from planetary.core.configuration.weight_file import pretrained_folder
 from planetary.core.errors import UserError
 from planetary.data.evaluation_sets import cut_into_rows, read_set

@@ -19,9 +19,10 @@ from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 from planetary.artifacts.pretrained_weights import WEIGHTS_FILE, stored_tensors
 from planetary.artifacts.safetensors_file import safetensors_pieces
 from planetary.artifacts.store import write_atomically
-from planetary.core.config import Config, load_config
+from planetary.core.config import load_config
 from planetary.core.configuration.family import Family, families, family_of
 from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, read_settings
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec, to_host_dtype
 from planetary.data.tokenizer import JsonTokenizer, Tokenizer

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 
 from planetary.artifacts.store import write_atomically
-from planetary.core.config import BUILT_IN_TOKENIZERS, Config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained
+from planetary.core.configuration.schema import BUILT_IN_TOKENIZERS, Config
 from planetary.core.configuration.weight_file import FILE_ENTRY, pretrained_folder
 from planetary.core.errors import ResourceError
 from planetary.data.tokenizer_settings import (

@@ -20,8 +20,9 @@ from planetary.artifacts.checkpoint import list_checkpoints, load_checkpoint, lo
 from planetary.artifacts.pretrained_weights import read_pretrained
 from planetary.compiler.check.logits import Logits
 from planetary.compiler.frontend.export import export_model, find_builder
-from planetary.core.config import Config, is_function, load_config
+from planetary.core.config import load_config
 from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, is_pretrained, read_published
+from planetary.core.configuration.schema import Config, is_function
 from planetary.core.configuration.weight_file import pretrained_folder, weight_file
 from planetary.core.deviations import as_float
 from planetary.core.errors import TrustError, UserError
@@ -43,7 +44,9 @@ from planetary.run.model.trained_model import (
     weights_in,
 )
 from planetary.runs.rounds.preparation.model_code import code_of
-from planetary.runs.rounds.preparation.options import builder_options, given_weights, model_of, stored_names
+from planetary.runs.rounds.preparation.options import builder_options, given_weights
+from planetary.runs.rounds.preparation.run_model import model_of
+from planetary.runs.rounds.preparation.training_options import stored_names
 from planetary.runs.serve.config import ServeConfig, is_graph
 from planetary.runs.serve.program.exported_model import is_exported, read_exported
 from planetary.runs.serve.program.program import Decode

@@ -9,11 +9,12 @@ from pathlib import Path
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.iree import compile_program
 from planetary.compiler.backends.targets import Target
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.step import ProgramSpec
 from planetary.run.model.served import load_served
 from planetary.runs.serve.config import ServeConfig
+from planetary.runs.serve.loaded_model import LoadedModel
 from planetary.runs.serve.model_check import check_model
 from planetary.runs.serve.program.exported_model import (
     MANIFEST,
@@ -22,7 +23,6 @@ from planetary.runs.serve.program.exported_model import (
     read_exported,
     write_exported,
 )
-from planetary.runs.serve.role import LoadedModel
 from planetary.runtime.device_program import Program, open_program
 from planetary.runtime.host import host_features
 

@@ -13,7 +13,7 @@ from planetary.artifacts.ternary_matrices import read_weights
 from planetary.compiler.check.logits import Logits, find_logits
 from planetary.compiler.frontend.export import Model
 from planetary.core.adapters import merged_values
-from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function
+from planetary.core.configuration.schema import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function
 from planetary.core.deviations import as_float
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import digest_of
@@ -21,8 +21,9 @@ from planetary.data.kinds import holds_tokens
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, SAVED_TOKENIZER, Tokenizer, load_tokenizer
 from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED, STEP, kept_place
 from planetary.runs.rounds.preparation.model_code import logits_of
-from planetary.runs.rounds.preparation.options import model_of, refuse_ternary_twice
+from planetary.runs.rounds.preparation.options import refuse_ternary_twice
 from planetary.runs.rounds.preparation.prepared_steps import UntrainedTensors, first_change
+from planetary.runs.rounds.preparation.run_model import model_of
 from planetary.runs.rounds.preparation.run_step import record_of, step_in_use
 
 

@@ -18,7 +18,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from planetary.core.config import Config, to_toml
+from planetary.core.configuration.schema import Config
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import PeerError, PlanetaryError, ResourceError
 from planetary.core.exit_status import describe_exit
 from planetary.fleet.gateway.run_files import has_run

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.tensors import TensorSpec
 from planetary.runs.federation.messages import Facts
 from planetary.runs.rounds.preparation.preparation import Prepared

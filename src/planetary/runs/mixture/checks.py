@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.methods.pace import PACES
 from planetary.runs.mixture.methods.surrogate import are_copies
 from planetary.runs.mixture.plan import OF_EXPERT_WORKERS, model_of, training_of, warnings_of
-from planetary.runs.rounds.preparation.options import schedule_of, step_options
+from planetary.runs.rounds.preparation.training_options import schedule_of, step_options
 
 
 def check_mixture(config: Config) -> list[str]:

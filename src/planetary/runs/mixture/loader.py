@@ -21,7 +21,7 @@ from planetary.runs.mixture import messages as mm
 
 if TYPE_CHECKING:
     from planetary.fleet.worker.checked_program import CheckedProgram, OpenProgram
-    from planetary.runtime.device_check import DeviceReport
+    from planetary.runtime.device_report import DeviceReport
 
 
 class MixtureLoader:

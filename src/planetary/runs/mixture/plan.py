@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planetary.core.config import Config
 from planetary.core.configuration.ranges import Delivery
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.registry import file_of

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config
-from planetary.core.configuration.strict import with_fitting_warmup
+from planetary.core.configuration.derived import with_fitting_warmup
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
@@ -32,7 +32,7 @@ from planetary.runs.mixture.plan import MixturePlan, OwnerMap, model_of, trainin
 from planetary.runs.mixture.program.part import part_of
 from planetary.runs.mixture.program.signature import ComposerShape, parameter_specs
 from planetary.runs.mixture.training.participant_states import TrainingState
-from planetary.runs.rounds.preparation.options import builder_options, given_weights, schedule_of, step_options
+from planetary.runs.rounds.preparation.options import builder_options, given_weights
 from planetary.runs.rounds.preparation.prepared_steps import (
     PreparedRecord,
     files_read,
@@ -41,6 +41,7 @@ from planetary.runs.rounds.preparation.prepared_steps import (
     sources_of,
     usable_record,
 )
+from planetary.runs.rounds.preparation.training_options import schedule_of, step_options
 from planetary.runtime.device_program import Program
 
 if TYPE_CHECKING:

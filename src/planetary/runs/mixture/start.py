@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from planetary.artifacts.payload_store import PayloadStore
-from planetary.core.config import Config, config_hash
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import TrustError, UserError
 from planetary.fleet.gateway.run_files import EVENTS, METRICS, earlier_records, write_config
 from planetary.fleet.protocol.kind_reader import FORMAT, read_journal

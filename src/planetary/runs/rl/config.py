@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from planetary.core.config import Config
 from planetary.core.configuration.honoured import HonouredKeys
 from planetary.core.configuration.ranges import Count, Fraction, Index, NotNegative, Positive, ScheduleName, extension
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.sections import KindSection
 from planetary.core.errors import UserError
 

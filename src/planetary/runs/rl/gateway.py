@@ -14,7 +14,8 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.packed_arrays import pack_arrays
-from planetary.core.config import Config, config_hash
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import PlanetaryError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.gateway.gateway import Gateway

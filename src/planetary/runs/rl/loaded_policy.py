@@ -30,9 +30,9 @@ from planetary.runs.rl.program.shape import (
     PolicyShape,
 )
 from planetary.runs.rounds.worker.inner_state import InnerStates
+from planetary.runs.serve.loaded_model import LoadedModel
 from planetary.runs.serve.local_sequences import Computes, LocalSequences
 from planetary.runs.serve.program.shape import ServingShape
-from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.runtime.device_program import DeviceProgram

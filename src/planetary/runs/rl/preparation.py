@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from planetary.compiler.frontend.manifest import Manifest
 from planetary.core.adapters import Adapter, merged_values, trained_by
-from planetary.core.config import Config, config_hash
-from planetary.core.configuration.strict import WARMUP_SHARE
+from planetary.core.configuration.derived import WARMUP_SHARE
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.core.extension_points import MERGE_RULES, SCHEDULES
 from planetary.core.tensors import Tensors, TensorSpec
@@ -28,8 +29,8 @@ from planetary.runs.rl.program.program import compared_policy, policy_program
 from planetary.runs.rl.program.shape import PolicyShape
 from planetary.runs.rl.rollouts.chats import PolicyChats
 from planetary.runs.rl.rollouts.dialogues import RolloutLimits, Rollouts
-from planetary.runs.rounds.preparation.options import schedule_of, step_options, with_adapters
 from planetary.runs.rounds.preparation.prepared_steps import check_untrained
+from planetary.runs.rounds.preparation.training_options import schedule_of, step_options, with_adapters
 from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runtime.device_program import Program

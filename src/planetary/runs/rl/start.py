@@ -12,8 +12,8 @@ from planetary.artifacts.checkpoint import Checkpoint, checkpoint_to_resume
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.artifacts.store import BlobStore, write_atomically
-from planetary.core.config import Config
-from planetary.core.configuration.strict import own_files
+from planetary.core.configuration.own_files import own_files
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec, digest_of
 from planetary.fleet.gateway.run_files import (

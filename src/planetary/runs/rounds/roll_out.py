@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from planetary.core.config import Config, apply_overrides, overrides_between
+from planetary.core.config import apply_overrides, overrides_between
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
 from planetary.core.errors import ConflictError, UserError
 

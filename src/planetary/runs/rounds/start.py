@@ -12,8 +12,9 @@ import numpy as np
 from planetary.artifacts.checkpoint import Checkpoint, checkpoint_to_resume
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config, config_hash
-from planetary.core.configuration.strict import own_files
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.own_files import own_files
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import TrustError, UserError
 from planetary.core.extension_points import CODECS, JUDGES, MERGE_RULES, OVERLAPS, TOPOLOGIES
 from planetary.data.fitting import length_of
@@ -38,10 +39,10 @@ from planetary.runs.rounds.messages import Compression, Fragmentation
 from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.runs.rounds.metrics_file import resume_metrics
 from planetary.runs.rounds.policy import ControllerPolicy, EvalChunk
-from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.runs.rounds.preparation.run_step import keep_step, write_record
+from planetary.runs.rounds.preparation.training_options import schedule_of
 from planetary.runs.rounds.records import LeaseMark, RoundsResumed, StepReplaced, TrainingStarted
 from planetary.runs.rounds.state import ControllerState
 from planetary.runs.rounds.status import READER

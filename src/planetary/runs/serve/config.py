@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from planetary.core.config import Config
 from planetary.core.configuration.honoured import HonouredKeys
 from planetary.core.configuration.ranges import (
     Count,
@@ -19,6 +18,7 @@ from planetary.core.configuration.ranges import (
     WeightPrecision,
     extension,
 )
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.sections import KindSection
 
 

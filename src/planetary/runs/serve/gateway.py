@@ -17,7 +17,7 @@ import numpy as np
 from planetary.artifacts.packed_arrays import pack_arrays
 from planetary.artifacts.store import BlobStore, digest_of
 from planetary.compiler.backends.pipeline import compiler_version
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.gateway.gateway import Gateway
@@ -58,9 +58,16 @@ from planetary.runs.serve.controller import (
     UseWeights,
     retry_after_s,
 )
-from planetary.runs.serve.drawing import candidates_of
 from planetary.runs.serve.http.endpoint import Endpoint
-from planetary.runs.serve.messages import SERVING, WEIGHTS, AdapterPart, Computed, FurtherFunctions, ServingJob
+from planetary.runs.serve.messages import (
+    SERVING,
+    WEIGHTS,
+    AdapterPart,
+    Computed,
+    FurtherFunctions,
+    ServingJob,
+    candidates_of,
+)
 from planetary.runs.serve.program.exported_model import ExportedModel
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import (

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from planetary.runs.serve.drawing import candidates_of, with_draws
-from planetary.runs.serve.messages import ComputeCall
+from planetary.runs.serve.loaded_model import with_draws
+from planetary.runs.serve.messages import ComputeCall, candidates_of
 from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.scheduling.scheduler import Scheduler, SequenceOutput
 from planetary.runs.serve.scheduling.sequences import SequenceRequest

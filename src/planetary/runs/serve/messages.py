@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from planetary.core.step import FunctionSpec
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol import messages as m
-from planetary.runs.serve.program.shape import ServingShape
-from planetary.runs.serve.scheduling.sampling import Drawing
+from planetary.runs.serve.program.shape import DRAWN, DRAWN_VALUES, IDS, ROW, VALUES, ServingShape
+from planetary.runs.serve.scheduling.sampling import Candidates, Drawing, Drawn
 from planetary.runs.serve.scheduling.scheduler import Call
 
 WEIGHTS = "weights of a served model"
@@ -142,3 +142,14 @@ class Computed(m.RoleMessage, frozen=True, kw_only=True):
 
 SERVING = m.FABRIC.extended(ServingJob, ServingReady, FunctionsChecked, ComputeCall, Computed)
 """The messages of a served model."""
+
+
+def candidates_of(sent: Tensors) -> list[Candidates]:
+    """Return the results of a call as the scheduler takes them, one entry a sequence, without scores."""
+    row = sent.get(ROW)
+    return [
+        Candidates(ids, values, None if row is None else row[i], None, Drawn(int(token), float(value)))
+        for i, (ids, values, token, value) in enumerate(
+            zip(sent[IDS], sent[VALUES], sent[DRAWN], sent[DRAWN_VALUES], strict=True)
+        )
+    ]

@@ -26,7 +26,7 @@ from planetary.runs.serve.program.shape import (
     ServingShape,
 )
 from planetary.runs.serve.program.trial import ServingTrial
-from planetary.runtime.device_check import DeviceReport
+from planetary.runtime.device_report import DeviceReport
 
 Run = Callable[[ComputeCall], Mapping[str, np.ndarray]]
 """Computes a call: `serving_role.LoadedModel.compute`."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.preparation.compiling import PublishedArtifact
 from planetary.fleet.shell.system import System

@@ -17,7 +17,7 @@ import numpy as np
 from planetary.collectives import Communicator, Master
 from planetary.collectives.peer.work import Work
 from planetary.collectives.transport.ports import Ports
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.extension_points import TOPOLOGIES
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors

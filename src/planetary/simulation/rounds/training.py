@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
 from planetary.runs.rounds.preparation.preparation import Prepared

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from starlette.responses import Response
 
 from planetary.core.bounded_text import toml_tables
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.core.printable import is_name
 from planetary.fleet.gateway.run_files import CONFIG, EVENTS

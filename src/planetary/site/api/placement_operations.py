@@ -11,8 +11,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from planetary.core.config import Config, config_from_tables
+from planetary.core.config import config_from_tables
 from planetary.core.configuration.ranges import Priority
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import ConflictError, UserError
 from planetary.runs.federation.config import FederationConfig
 from planetary.site.api.event_streams import After, Follow, event_stream

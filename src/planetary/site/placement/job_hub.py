@@ -15,8 +15,9 @@ from typing import cast
 
 import msgspec
 
-from planetary.core.config import Config, config_from_tables, to_toml
-from planetary.core.configuration.schema import Timings
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.schema import Config, Timings
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
 from planetary.fleet.protocol import admission
 from planetary.fleet.protocol.messages import Hello, Refused, Welcome

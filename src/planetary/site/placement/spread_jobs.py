@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from planetary.core.config import Config, config_from_tables, to_toml
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.schema import Config
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
 from planetary.run.kinds import kind_of
 from planetary.runs.federation.config import FederationConfig, SiteEntry

@@ -12,7 +12,8 @@ import pytest
 from chat_support import PLAIN, said, tokenizer_folder
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config, apply_overrides, load_config
+from planetary.core.config import apply_overrides, load_config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.runs.mixture.preparation import PreparedMixture, ProgramRecord, prepare_mixture
 from planetary.runs.rounds.preparation import prepared_steps

@@ -18,7 +18,9 @@ from msgspec.structs import replace
 
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.cli.main import main
-from planetary.core.config import Config, DataConfig, ModelConfig, TrainConfig, config_from_tables, load_config, to_toml
+from planetary.core.config import config_from_tables, load_config
+from planetary.core.configuration.schema import Config, DataConfig, ModelConfig, TrainConfig
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import TrustError, UserError
 from planetary.data.prepare import prepare
 from planetary.fleet.gateway.run_files import PAYLOADS

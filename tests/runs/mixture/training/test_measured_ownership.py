@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from planetary.core.config import Config, DataConfig, ModelConfig, TrainConfig
+from planetary.core.configuration.schema import Config, DataConfig, ModelConfig, TrainConfig
 from planetary.core.errors import UserError
 from planetary.data.prepare import prepare
 from planetary.data.reader import read_slice

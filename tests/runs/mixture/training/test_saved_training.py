@@ -17,7 +17,8 @@ from planetary.artifacts.safetensors_file import read_safetensors, safetensors_p
 from planetary.cli.main import main
 from planetary.compiler.frontend.export import export_model
 from planetary.compiler.frontend.weights import with_weights
-from planetary.core.config import DataConfig, load_config
+from planetary.core.config import load_config
+from planetary.core.configuration.schema import DataConfig
 from planetary.core.errors import NumericsError, ResourceError, TrustError, UserError
 from planetary.models import latent_moe
 from planetary.models.initial import flat_names

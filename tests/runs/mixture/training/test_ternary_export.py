@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.artifacts.ternary_matrices import TernaryMatrices, pack_ternary, read_weights, unpack_ternary
 from planetary.cli.main import main
-from planetary.core.config import load_config, to_toml
+from planetary.core.config import load_config
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import LocalProtocolError, TrustError, UserError
 from planetary.core.tensors import DTYPE_NAMES, Tensors, TensorSpec
 from planetary.models.latent_experts import straight_through_ternary

@@ -18,7 +18,7 @@ from planetary.runs.rl.objectives.objective import IMITATION, OBJECTIVES
 from planetary.runs.rl.rollouts.dialogues import Dialogue, RolloutLimits, Rollouts, outcome_of
 from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rl.rollouts.recomputation import Recomputation
-from planetary.runs.serve.role import LoadedModel
+from planetary.runs.serve.loaded_model import LoadedModel
 from planetary.runtime.device_program import open_on_xla
 
 END = 0

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from controller_bench import Bench
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.data.slices import LeaseLedger
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security

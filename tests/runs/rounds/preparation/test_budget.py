@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planetary.core.config import config_hash, load_config
+from planetary.core.config import load_config
+from planetary.core.configuration.identity import config_hash
 from planetary.runs.rounds.preparation.budget import BUDGETS, KeptSpeed, MachineSpeed, fit, smaller, why_smaller
 
 CONFIG = load_config(Path(__file__).parents[4] / "examples" / "stdlib.toml")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from chat_support import PLAIN, said, tokenizer_folder
 
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import NumericsError, UserError
 from planetary.runs.rounds.preparation import model_checks
 from planetary.runs.rounds.preparation.preparation import prepare_run

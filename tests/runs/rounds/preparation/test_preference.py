@@ -16,7 +16,8 @@ from chat_support import MARKED, said, tokenizer_folder
 from planetary.compiler.autodiff.differentiate import value_and_gradients
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.export import Model
-from planetary.core.config import Config, config_from_tables
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.data.chat.records import pair_of
 from planetary.data.prepare import prepare
@@ -24,8 +25,8 @@ from planetary.data.prepared_data import PreparedData
 from planetary.data.tokenizer import load_tokenizer
 from planetary.models.zoo import ZOO
 from planetary.runs.rounds.preparation import preference
-from planetary.runs.rounds.preparation.options import model_of
 from planetary.runs.rounds.preparation.preparation import prepare_run
+from planetary.runs.rounds.preparation.run_model import model_of
 
 LLAMA = {"n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "n_hidden": 64, "vocab_size": 400}
 LENGTH = 40

@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.cli.main import main
 from planetary.compiler.frontend.export import find_builder
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.models.zoo import ZOO

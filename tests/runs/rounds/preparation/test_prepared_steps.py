@@ -11,11 +11,12 @@ import pytest
 
 import planetary
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config, apply_overrides
-from planetary.runs.rounds.preparation.options import step_options
+from planetary.core.config import apply_overrides
+from planetary.core.configuration.schema import Config
 from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
 from planetary.runs.rounds.preparation.prepared_steps import DECIDING, find_record
 from planetary.runs.rounds.preparation.run_step import step_news
+from planetary.runs.rounds.preparation.training_options import step_options
 
 MODEL = """
 from pathlib import Path

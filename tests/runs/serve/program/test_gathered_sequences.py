@@ -12,10 +12,10 @@ import pytest
 from planetary.core.errors import ResourceError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
+from planetary.runs.serve.loaded_model import GatheredSequences, LoadedModel
 from planetary.runs.serve.messages import SERVING, ComputeCall, ServingJob
 from planetary.runs.serve.program.cache_kinds import PAGE, NoCache
 from planetary.runs.serve.program.shape import ServingShape, context_sizes_of, decode_name, prefill_name
-from planetary.runs.serve.role import GatheredSequences, LoadedModel
 
 TEXTS = GatheredSequences("decode_b2_p4", ((1, 2), (3,)), (20, 9))
 NEXT = ComputeCall(

@@ -15,12 +15,12 @@ from test_serving_program import WINDOW, Device
 from planetary.core.errors import CompileError, TrustError
 from planetary.data.tokenizer import ByteTokenizer
 from planetary.models import mamba2, nanochat
+from planetary.runs.serve.loaded_model import LoadedModel
 from planetary.runs.serve.messages import ComputeCall
 from planetary.runs.serve.model_check import check_model
 from planetary.runs.serve.program.shape import CACHE, HIDDEN, ROW, SCORE_IDS, VALUES
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.program.trial import decode_trial, encode_trial
-from planetary.runs.serve.role import LoadedModel
 
 
 @functools.cache

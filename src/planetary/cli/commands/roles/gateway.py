@@ -14,7 +14,7 @@ from planetary.client import API_HOST, API_PORT
 from planetary.core.printable import command_line
 
 if TYPE_CHECKING:
-    from planetary.core.config import Config
+    from planetary.core.configuration.schema import Config
     from planetary.run.processes.announcement import Announcement
     from planetary.run.processes.local_run import GatewayStart
     from planetary.site.config import Api, SiteConfig

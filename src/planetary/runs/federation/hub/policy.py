@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.fleet.controller.reported_values import MOST
 from planetary.fleet.protocol import messages as m
 from planetary.runs.federation.config import FederationConfig

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.models.initial import count, flat_names
 from planetary.models.latent_moe import PRESETS, dense_parameters, expert_parameters

@@ -15,7 +15,8 @@ import numpy as np
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
-from planetary.core.config import Config, config_hash
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import PlanetaryError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.fitting import changes

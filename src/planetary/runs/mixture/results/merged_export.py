@@ -16,7 +16,8 @@ from planetary.artifacts.durable_files import DurableFiles
 from planetary.artifacts.safetensors_file import safetensors_pieces
 from planetary.artifacts.store import write_atomically
 from planetary.artifacts.ternary_matrices import pack_ternary, ternary_tensors
-from planetary.core.config import Config, DataConfig, ModelConfig, TrainConfig, to_toml
+from planetary.core.configuration.schema import Config, DataConfig, ModelConfig, TrainConfig
+from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import NumericsError, ResourceError, UserError
 from planetary.core.tensors import DTYPE_NAMES, Tensors, TensorSpec
 from planetary.fleet.gateway.run_files import CONFIG

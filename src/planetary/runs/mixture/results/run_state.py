@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from planetary.artifacts.payload_store import PayloadStore
-from planetary.core.config import Config, load_config
+from planetary.core.config import load_config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import PlanetaryError, UserError
 from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile

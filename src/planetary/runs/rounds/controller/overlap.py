@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import msgspec
 
-from planetary.core.config import Config
 from planetary.core.configuration.needs import Declares, Need
+from planetary.core.configuration.schema import Config
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.sessions import TrainInFlight
 from planetary.runs.rounds.state import OpenRound

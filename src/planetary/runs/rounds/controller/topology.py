@@ -21,7 +21,7 @@ from planetary.runs.rounds.state import OpenRound
 from planetary.sync.deltas import Table
 
 if TYPE_CHECKING:
-    from planetary.core.config import Config
+    from planetary.core.configuration.schema import Config
 
 
 class ReductionOutcome(StrEnum):

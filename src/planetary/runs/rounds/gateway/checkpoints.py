@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, go_back, write_checkpoint
-from planetary.core.config import Config, config_hash
+from planetary.core.configuration.identity import config_hash
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import ResourceError
 from planetary.fleet.gateway.run_files import CHECKPOINTS
 from planetary.fleet.shell.system import System

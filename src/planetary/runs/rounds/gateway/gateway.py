@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from planetary.core.config import Config
-from planetary.core.configuration.outer_rule import why_chosen
+from planetary.core.configuration.derived import why_chosen
 from planetary.core.configuration.ranges import RELAY
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import ConflictError, PlanetaryError, TrustError, UserError
 from planetary.core.extension_points import OVERLAPS, TOPOLOGIES
 from planetary.core.tensors import TensorSpec

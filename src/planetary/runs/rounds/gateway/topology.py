@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.extension_points import MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, TOPOLOGIES
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.gateway.invites import InviteList

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 
 OTHERWISE_S = 60.0
 """Least time of a command beside the rounds: preparing the data, exporting, compiling, verifying, the last evaluation

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.store import BlobStore, write_atomically
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 from planetary.runs.rounds.preparation.budget import KeptSpeed, MachineSpeed

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planetary.artifacts.store import write_atomically
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import NumericsError, UserError
 from planetary.core.example_layout import Batch, ExampleLayout, column_name
 from planetary.core.step import StepSpec

@@ -10,7 +10,7 @@ import jax
 
 from planetary.compiler.frontend.export import find_builder
 from planetary.compiler.frontend.framework import ModuleBuilder
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.runs.rounds.preparation.options import builder_options
 

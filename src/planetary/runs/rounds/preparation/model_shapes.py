@@ -6,7 +6,7 @@ import logging
 
 import msgspec
 
-from planetary.core.config import Config, is_function
+from planetary.core.configuration.schema import Config, is_function
 from planetary.core.errors import UserError
 
 log = logging.getLogger(__name__)

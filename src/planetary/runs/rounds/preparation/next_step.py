@@ -16,8 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from planetary.core.config import Config
-from planetary.core.configuration.schema import config_from_json
+from planetary.core.configuration.schema import Config, config_from_json
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
 from planetary.fleet.preparation.compiling import PublishedArtifact, answer_of_child, answer_with

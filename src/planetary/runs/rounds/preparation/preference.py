@@ -16,7 +16,7 @@ import numpy as np
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.compiler.frontend.export import Model, call_builder, checked_build, export_loss, find_builder
 from planetary.core.adapters import widened_values
-from planetary.core.config import Config, is_function
+from planetary.core.configuration.schema import Config, is_function
 from planetary.core.deviations import as_float
 from planetary.core.errors import UserError
 from planetary.core.example_layout import ExampleLayout
@@ -25,8 +25,9 @@ from planetary.data.prepared_data import PreparedData
 from planetary.data.token_file import TokenFile
 from planetary.models.layers import preference_loss, text_log_probabilities
 from planetary.runs.rounds.preparation.model_code import code_of
-from planetary.runs.rounds.preparation.options import builder_options, model_of
+from planetary.runs.rounds.preparation.options import builder_options
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord, StoredArrays, packed
+from planetary.runs.rounds.preparation.run_model import model_of
 
 REFERENCE = TensorSpec("reference", "f32", (2,))
 """Column of the log-probabilities of the first model, of the preferred answer and of the other one."""

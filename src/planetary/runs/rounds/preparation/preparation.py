@@ -12,7 +12,7 @@ import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.step.step_module import TrainStep
-from planetary.core.config import Config
+from planetary.core.configuration.schema import Config
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
@@ -24,7 +24,6 @@ from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import SIGNED, TOKEN_DTYPES
 from planetary.fleet.preparation.compiling import ModelToCompile, StepToCompile
 from planetary.runs.rounds.preparation.model_checks import check_examples, check_model, first_batch
-from planetary.runs.rounds.preparation.options import model_of, step_options
 from planetary.runs.rounds.preparation.prepared_steps import (
     StepRecord,
     StoredArrays,
@@ -34,6 +33,8 @@ from planetary.runs.rounds.preparation.prepared_steps import (
     first_change,
     keep_record,
 )
+from planetary.runs.rounds.preparation.run_model import model_of
+from planetary.runs.rounds.preparation.training_options import step_options
 
 if TYPE_CHECKING:
     from planetary.compiler.frontend.export import Model

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config, is_function
+from planetary.core.configuration.schema import Config, is_function
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import TrustError, UserError
 from planetary.core.meaning import Meaning

@@ -60,8 +60,8 @@ def missing(backend: str) -> str:
 
 def run_step(case: Case) -> dict[str, Any]:
     """Check the step against its reference, and time it."""
-    from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds
     from planetary.runtime.executor import open_executor
+    from planetary.runtime.step_check import WARM_UP_STEPS, step_milliseconds
 
     assert case.spec is not None
     began = time.perf_counter()

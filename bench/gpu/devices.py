@@ -33,8 +33,8 @@ def trial(name: str) -> dict[str, Any]:
     from planetary.core.deviations import worst_of
     from planetary.core.step import StepSpec
     from planetary.core.step_trial import decode_reference, draw_trial, run_trial
-    from planetary.runtime.device_check import step_milliseconds
     from planetary.runtime.executor import open_executor
+    from planetary.runtime.step_check import step_milliseconds
 
     backend, artifact, step, tf32 = TRIALS[name]
     if tf32:

@@ -1,42 +1,17 @@
-"""Whether a training step or a program is right on this device, and how long a step takes there."""
+"""Whether a program is right on this device."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
 
-from planetary.core.deviations import worst_of
-from planetary.core.errors import CompileError
 from planetary.core.program_trial import ProgramReference
 from planetary.core.step import FunctionSpec
-from planetary.core.step_trial import StepReference, StepRunner, draw_trial, run_trial
 from planetary.runtime.device_program import DeviceProgram
-from planetary.runtime.device_report import DeviceReport
-from planetary.runtime.executor import Executor
-
-WARM_UP_STEPS = 1
-_TIMED_RATE = 1e-3  # learning rate of timed steps; small, so random batches do not make the loss overflow
-
-
-def check_on_device(executor: Executor, reference: StepReference, buffers: Mapping[str, np.ndarray]) -> DeviceReport:
-    """Run the trial of `reference` and compare; the executor is left with the trial's parameters.
-
-    Args:
-        executor: with the artifact a worker is about to train with.
-        reference: results of the same step elsewhere.
-        buffers: the model's.
-
-    Raises:
-        CompileError: the device computes something else; the text names the worst tensor.
-    """
-    trial = draw_trial(executor.spec, reference.values, buffers)
-    found = run_trial(executor.spec, executor, trial)
-    errors = reference.errors(executor.spec, trial.before, found)
-    against = f"{reference.against}; loss {found['loss']:.6g}, expected {reference.scalars['loss']:.6g}"
-    return _report("training step", executor.device_name, errors, against)
+from planetary.runtime.device_report import DeviceReport, report_of
 
 
 def check_program(
@@ -72,37 +47,9 @@ def check_program(
     errors: dict[str, float] = {}
     for name, function in functions.items():
         errors |= reference.errors(name, function, run)
-    report = _report("program", program.device_name, errors, reference.against)
+    report = report_of("program", program.device_name, errors, reference.against)
     return msgspec.structs.replace(report, seconds=seconds)
 
 
 def _bytes_of(function: FunctionSpec) -> int:
     return sum(tensor.nbytes for tensor in (*function.arguments, *function.results))
-
-
-def _report(what: str, device: str, errors: Mapping[str, float], against: str) -> DeviceReport:
-    name, error = worst_of(errors)
-    if not all(one <= 1 for one in errors.values()):  # also catches NaN
-        raise CompileError(
-            f"the {what} is wrong on {device}: {name!r} is {error:.3g} times the accepted error away from {against}. "
-            "Nothing was trained with it; update the device's driver, or start this worker with another --backend"
-        )
-    return DeviceReport(device, name, error)
-
-
-def step_milliseconds(executor: StepRunner, batches: Iterable[Sequence[np.ndarray]]) -> list[float]:
-    """Return the milliseconds of one training step per batch, without the first `WARM_UP_STEPS`.
-
-    `executor` holds parameters and state, and has others afterwards.
-
-    Raises:
-        CompileError: a step gave no finite loss.
-    """
-    times = []
-    for index, batch in enumerate(batches):
-        began = time.perf_counter()
-        loss = executor.train_step(index, _TIMED_RATE, batch)[0]
-        times.append(1e3 * (time.perf_counter() - began))
-        if not np.isfinite(loss):
-            raise CompileError(f"step {index + 1} gave loss {loss}")
-    return times[WARM_UP_STEPS:]

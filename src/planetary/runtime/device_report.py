@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.errors import TrustError
+from planetary.core.deviations import worst_of
+from planetary.core.errors import CompileError, TrustError
 from planetary.runtime.backends import runtime_identity
 
 
@@ -27,6 +28,17 @@ class DeviceReport(msgspec.Struct, frozen=True):
             f"verified on {self.device}: the worst tensor, {self.worst_tensor}, is at {self.worst_error:.1%} of the "
             "accepted error"
         )
+
+
+def report_of(what: str, device: str, errors: Mapping[str, float], against: str) -> DeviceReport:
+    """Return the report of errors, fractions of the accepted ones. Raises `CompileError` for one above 1."""
+    name, error = worst_of(errors)
+    if not all(one <= 1 for one in errors.values()):  # also catches NaN
+        raise CompileError(
+            f"the {what} is wrong on {device}: {name!r} is {error:.3g} times the accepted error away from {against}. "
+            "Nothing was trained with it; update the device's driver, or start this worker with another --backend"
+        )
+    return DeviceReport(device, name, error)
 
 
 def check_once(store: BlobStore, key: str, check: Callable[[], DeviceReport]) -> DeviceReport:

@@ -18,7 +18,7 @@ from planetary.core.configuration.weight_file import pretrained_folder
 from planetary.core.errors import UserError
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG
 from planetary.run.model.trained_model import model_of_run
-from planetary.runs.rounds.preparation.training_options import base_digests, stored_names
+from planetary.runs.rounds.preparation.adapted_model import base_digests, stored_names
 
 
 class AdapterExport(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,10 +43,10 @@ from planetary.run.model.trained_model import (
     tree_names,
     weights_in,
 )
+from planetary.runs.rounds.preparation.adapted_model import stored_names
 from planetary.runs.rounds.preparation.model_code import code_of
 from planetary.runs.rounds.preparation.options import builder_options, given_weights
 from planetary.runs.rounds.preparation.run_model import model_of
-from planetary.runs.rounds.preparation.training_options import stored_names
 from planetary.runs.serve.config import ServeConfig, is_graph
 from planetary.runs.serve.program.exported_model import is_exported, read_exported
 from planetary.runs.serve.program.program import Decode

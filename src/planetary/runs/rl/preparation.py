@@ -29,8 +29,9 @@ from planetary.runs.rl.program.program import compared_policy, policy_program
 from planetary.runs.rl.program.shape import PolicyShape
 from planetary.runs.rl.rollouts.chats import PolicyChats
 from planetary.runs.rl.rollouts.dialogues import RolloutLimits, Rollouts
+from planetary.runs.rounds.preparation.adapted_model import with_adapters
 from planetary.runs.rounds.preparation.prepared_steps import check_untrained
-from planetary.runs.rounds.preparation.training_options import schedule_of, step_options, with_adapters
+from planetary.runs.rounds.preparation.training_options import schedule_of, step_options
 from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runtime.device_program import Program

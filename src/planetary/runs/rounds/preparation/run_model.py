@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from planetary.core.configuration.schema import Config, is_function
+from planetary.runs.rounds.preparation.adapted_model import with_adapters
 from planetary.runs.rounds.preparation.options import builder_options, given_weights
-from planetary.runs.rounds.preparation.training_options import with_adapters
 
 if TYPE_CHECKING:
     from planetary.compiler.frontend.export import Model

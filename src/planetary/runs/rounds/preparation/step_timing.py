@@ -20,7 +20,7 @@ from planetary.core.errors import CompileError
 from planetary.core.exit_status import describe_exit
 from planetary.core.step import StepSpec
 from planetary.fleet.shell.child import Child, end_group, end_with_parent
-from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds
+from planetary.runtime.step_check import WARM_UP_STEPS, step_milliseconds
 
 TIME_LIMIT_S = 600.0
 

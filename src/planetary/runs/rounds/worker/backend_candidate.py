@@ -14,8 +14,8 @@ from planetary.fleet.worker.role import NothingToDo, Role, Roles, Workplace
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.worker.backend_trial import POLL_S, STEPS, TURNS, Loaded, write_answer
 from planetary.runs.rounds.worker.role import OpenStep, TrainingLoader
-from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds
 from planetary.runtime.executor import Executor, open_executor
+from planetary.runtime.step_check import WARM_UP_STEPS, step_milliseconds
 
 
 class _StepCandidate:

@@ -29,8 +29,8 @@ from planetary.runs.rounds.worker.inner_state import InnerStates
 from planetary.runs.rounds.worker.lease_machine import LeaseMachine
 from planetary.runs.rounds.worker.ring_machine import RingMachine
 from planetary.runs.rounds.worker.ring_peer import MakeCommunicator, RingPeer, new_communicator
-from planetary.runtime.device_check import check_on_device
 from planetary.runtime.executor import Executor, open_executor
+from planetary.runtime.step_check import check_on_device
 from planetary.sync.ring import check_state, state_specs
 
 PROGRESS_EVERY_S = 0.2

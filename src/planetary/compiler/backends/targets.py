@@ -169,8 +169,13 @@ def compiler_flags(target: Target) -> list[str]:
     return make(target)
 
 
+_LOAD_CONSTANTS = "--iree-opt-const-eval=false"
+"""Tables of constants, such as those of rotary positions, are computed when an artifact is loaded. To compute them
+while compiling, IREE compiles them apart from the rest, for a fifth of a small step's processor time."""
+
+
 def _cpu(target: Target) -> list[str]:
-    flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
+    flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu", _LOAD_CONSTANTS]
     if target.name == "host":
         return [*flags, "--iree-llvmcpu-target-cpu=host"]
     triple = _TRIPLES.get(target.features)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,6 +50,7 @@ from planetary.core.step import RATE, STEP, StepSpec
 from planetary.core.step_trial import (
     TRIAL_RATE,
     TRIAL_STEP,
+    ParameterValues,
     StepReference,
     StepRunner,
     Trial,
@@ -239,6 +241,7 @@ def verify_artifact(
     local: Target,
     cache: ArtifactCache | None = None,
     on_refusal: Callable[[str], None] = lambda text: None,
+    begun: Future[ReferenceRun] | None = None,
 ) -> VerifyReport:
     """Run one training and one evaluation step of `artifact` and compare them with the reference.
 
@@ -256,6 +259,7 @@ def verify_artifact(
         cache: remembers reports by the artifact's digest, so the same bytes are checked once.
         on_refusal: called with the refusal before the search for the operation begins: the search runs
             compiled pieces of the step, and if this process dies of it, the refusal is still known.
+        begun: the reference execution, begun while the artifact was compiled; None: it is run here where it is needed.
 
     Raises:
         CompileError: a result differs by more than the tolerance; the text names the worst tensor, and the first
@@ -283,9 +287,8 @@ def verify_artifact(
         found = found_with(trial)
         name, error = worst_of(kept.errors(spec, trial.before, found))
     if not error <= 1:  # also catches NaN. The reference is run here, for the first time or to search for the cause
-        values = values_of(spec, params)
-        trial = draw_trial(spec, values, buffers)
-        expected = run_expected(train_step, trial)
+        reference = run_for_check(train_step, params, buffers) if begun is None else begun.result()
+        values, trial, expected = reference.values, reference.trial, reference.expected
         found = found_with(trial)
         noise = _noise(train_step, trial)
         plain = errors_of(spec, trial.before, expected, found, ROUNDING[coarsest_factor(train_step.portable)])
@@ -313,6 +316,30 @@ def verify_artifact(
     if cache is not None:
         write_report(cache, report)
     return report
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """The reference execution of one training and one evaluation step.
+
+    Attributes:
+        values: distributions that the parameters are drawn from.
+        trial: the random inputs.
+        expected: the results, under the names of `run_trial`.
+    """
+
+    values: Mapping[str, ParameterValues]
+    trial: Trial
+    expected: Mapping[str, np.ndarray]
+
+
+def run_for_check(
+    train_step: TrainStep, params: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray]
+) -> ReferenceRun:
+    """Run the reference execution that `verify_artifact` compares an artifact with. Raises `CompileError`."""
+    values = values_of(train_step.spec, params)
+    trial = draw_trial(train_step.spec, values, buffers)
+    return ReferenceRun(values, trial, run_expected(train_step, trial))
 
 
 def read_reference(cache: ArtifactCache, spec: StepSpec) -> StepReference | None:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from planetary.runtime.host import host_features
 
 if TYPE_CHECKING:
     from planetary.compiler.backends.iree import Artifact
+    from planetary.compiler.check.verify import ReferenceRun
     from planetary.runtime.executor import Executor
 
 
@@ -52,13 +54,16 @@ def compile_and_verify(
     """
     from planetary.compiler.backends.iree import compile_artifact
     from planetary.compiler.backends.targets import Target
-    from planetary.compiler.check.verify import reference_digest, verify_artifact
+    from planetary.compiler.check.verify import reference_digest, run_for_check, verify_artifact
     from planetary.compiler.step.step_module import TrainStep
     from planetary.runtime.executor import open_executor
 
     step = TrainStep("", spec, portable, notes=notes)
     store = BlobStore(cache / "blobs")
     began = time.monotonic()
+    begun: Future[ReferenceRun] | None = None
+    if reference_digest(store, spec) is None:  # XLA compiles and runs the step while IREE compiles it
+        begun = ThreadPoolExecutor(1).submit(run_for_check, step, params, buffers)
     artifact = compile_artifact(step, Target(target.backend, target.name, target.features), store)
     compiled = time.monotonic()
 
@@ -74,6 +79,7 @@ def compile_and_verify(
         local=Target("cpu", "host", host_features()),
         cache=store,
         on_refusal=on_refusal,
+        begun=begun,
     )
     return PublishedArtifact(
         artifact.digest,

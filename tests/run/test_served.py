@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,23 @@ import numpy as np
 import pytest
 from serving_run import SMALL, write_run
 
+from planetary.artifacts.store import BlobStore
 from planetary.cli.main import main
 from planetary.compiler.frontend.export import export_model
 from planetary.core.config import config_from_tables
 from planetary.core.errors import TrustError, UserError
 from planetary.models.context import CacheSizes, WholeText
+from planetary.run.model import served as served_module
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_folder, load_served
 from planetary.runs.serve.config import ServeConfig
+from planetary.runs.serve.program import kept_traces, traced_model
 from planetary.runs.serve.program.cache_kinds import NoCache, RecurrentState
 from planetary.runs.serve.program.exported_model import PROGRAM, WEIGHTS, ExportedModel, is_exported, write_exported
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.program.traced_model import TracedModel
+from planetary.runtime.device_program import Program
 
 GPT2 = ("planetary.models.gpt2:build", {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 256})
 LLAMA = (
@@ -307,3 +312,52 @@ def test_export_is_compared_with_the_whole_pass_first(
     assert "with these parameters" in capsys.readouterr().err
     assert is_exported(folder)  # the earlier one
     assert not list(folder.glob(".export-*"))
+
+
+@pytest.mark.slow
+def test_the_same_code_is_traced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever decides a trace makes another: options, precision, shape, calls and this package's own code."""
+    store, count = BlobStore(tmp_path / "cache"), 0
+    traced, widths = traced_model.serving_program, served_module.decoded_widths
+
+    def counted(made: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **others: Any) -> Any:
+            nonlocal count
+            count += 1
+            return made(*arguments, **others)
+
+        return call
+
+    monkeypatch.setattr(traced_model, "serving_program", counted(traced))
+    monkeypatch.setattr(served_module, "decoded_widths", counted(widths))
+    write_run(tmp_path / "run", 1, seed=1, source=LLAMA[0], options=LLAMA[1])
+    export_pretrained(tmp_path / "run", tmp_path / "folder")
+
+    def program_of(path: Path, *, batch: int = 2, **options: Any) -> tuple[Program, int]:
+        """Return the program, and how often anything was traced for it."""
+        nonlocal count
+        count = 0
+        model = load_served(config_from_tables({"serve": {"model": str(path), **options}}), store)
+        assert isinstance(model, TracedModel)
+        shape = shape_of(model, context=32, batch=batch, cache_mb=1.0)
+        return model.program(shape, shape.first_calls), count
+
+    for path in (tmp_path / "run", tmp_path / "folder"):
+        first, again = program_of(path), program_of(path)
+        assert (first[1], again[1]) == (2, 0)
+        assert first[0] == again[0]
+        alone = served(path)
+        shape = shape_of(alone, context=32, batch=2, cache_mb=1.0)
+        assert alone.program(shape, shape.first_calls) == first[0]
+    folder = tmp_path / "folder"
+    assert program_of(folder, batch=3)[1] == 1
+    assert program_of(folder, weights="bf16")[1] == 1
+    published = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**published, "rms_norm_eps": 0.5}))
+    assert program_of(folder)[1] == 2
+    monkeypatch.setattr(kept_traces, "_own_code", lambda: "other")
+    assert program_of(folder)[1] == 2
+    own = tmp_path / "own.py"  # may read whatever it likes
+    own.write_text("from planetary.models.llama import build, cache_sizes, decode\n")
+    write_run(tmp_path / "mine", 1, seed=1, source=f"{own}:build", options=LLAMA[1])
+    assert [program_of(tmp_path / "mine")[1] for _ in range(2)] == [2, 2]

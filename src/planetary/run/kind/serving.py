@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
     from planetary.fleet.protocol.events import Finish
     from planetary.fleet.worker.role import Roles
+    from planetary.runs.serve.gateway import ServingSetup
     from planetary.wire.protocol import Protocol
 
 
@@ -47,17 +49,14 @@ class Serving(RunKind):
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
         from planetary.fleet.gateway.gateway import Gateway
-        from planetary.run.model.served import load_served
-        from planetary.runs.serve.gateway import ServingSetup
 
-        return Gateway(config, options, security, ServingSetup(load_served))
+        return Gateway(config, options, security, _setup(options))
 
     def beside(self, first: Gateway[Any], security: Security) -> Sequence[Gateway[Any]]:
         import msgspec
 
         from planetary.fleet.gateway.gateway import Gateway
         from planetary.fleet.gateway.run_files import has_run
-        from planetary.run.model.served import load_served
         from planetary.runs.serve.config import ServeConfig
         from planetary.runs.serve.gateway import ServingSetup
 
@@ -68,7 +67,7 @@ class Serving(RunKind):
             config = first.config.having(msgspec.structs.replace(serve, model=path, name=name, models={}, adapters={}))
             run = msgspec.structs.replace(config.run, name=f"{config.run.name}-{number}")
             options = msgspec.structs.replace(first.options, folder=folder, resume=has_run(folder))
-            setup = ServingSetup(load_served)
+            setup = _setup(options)
             setup.first = first.setup
             first.setup.beside.append(setup)
             found.append(Gateway(msgspec.structs.replace(config, run=run), options, security, setup))
@@ -105,3 +104,11 @@ class Serving(RunKind):
         from planetary.runs.serve.messages import ServingJob
 
         return {ServingJob: ServingLoader()}
+
+
+def _setup(options: GatewayOptions) -> ServingSetup:
+    from planetary.artifacts.store import BlobStore
+    from planetary.run.model.served import load_served
+    from planetary.runs.serve.gateway import ServingSetup
+
+    return ServingSetup(partial(load_served, store=BlobStore(options.cache / "blobs")))

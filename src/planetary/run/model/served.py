@@ -18,6 +18,7 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import list_checkpoints, load_checkpoint, load_latest
 from planetary.artifacts.pretrained_weights import read_pretrained
+from planetary.artifacts.store import BlobStore
 from planetary.compiler.check.logits import Logits
 from planetary.compiler.frontend.export import export_model, find_builder
 from planetary.core.config import load_config
@@ -49,6 +50,7 @@ from planetary.runs.rounds.preparation.options import builder_options, given_wei
 from planetary.runs.rounds.preparation.run_model import model_of
 from planetary.runs.serve.config import ServeConfig, is_graph
 from planetary.runs.serve.program.exported_model import is_exported, read_exported
+from planetary.runs.serve.program.kept_traces import MODELS, KeptTraces
 from planetary.runs.serve.program.program import Decode
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.traced_model import TracedModel, decoded_widths
@@ -61,15 +63,15 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 
 
-def load_served(config: Config) -> ServedModel:
-    """Return the model that `serve.model` names.
+def load_served(config: Config, store: BlobStore | None = None) -> ServedModel:
+    """Return the model that `serve.model` names; `store`: where traces of its code are kept.
 
     Raises:
         UserError: there is none, it has no logits, or the tokenizer has more tokens than the model.
         TrustError: a file is damaged.
     """
     path = Path(config.of(ServeConfig).model)
-    model = read_exported(path) if is_exported(path) else load_traced(config)
+    model = read_exported(path) if is_exported(path) else load_traced(config, store)
     if model.tokenizer.vocab_size > model.vocabulary:
         raise UserError(
             f"the tokenizer of {path} has {model.tokenizer.vocab_size} tokens, and the model knows {model.vocabulary}: "
@@ -112,16 +114,16 @@ def _as_told(model: ServedModel, told: Mapping[str, Any]) -> ServedModel:
     return replace(model, **told, refresh=None if refresh is None else refreshed)
 
 
-def load_traced(config: Config) -> TracedModel:
+def load_traced(config: Config, store: BlobStore | None = None) -> TracedModel:
     """Return the model that `serve.model` names, of which the code is here. Raises as `load_served`."""
     path, serve = Path(config.of(ServeConfig).model), config.of(ServeConfig)
     named: Callable[[str], str] = str
     if is_graph(path):
         model = _initial_graph(path, config)
     elif is_pretrained(folder := pretrained_folder(path)):
-        model, named = _pretrained(path, folder, serve), read_published(folder)[0].stored_name
+        model, named = _pretrained(path, folder, serve, store), read_published(folder)[0].stored_name
     else:
-        model = _trained(path, serve)
+        model = _trained(path, serve, store)
         named = stored_names(load_config(_run_of(path)[0] / CONFIG))
     model = with_adapters(model, {name: Path(folder) for name, folder in serve.adapters.items()}, named)
     return narrowed(model, serve.weights)
@@ -206,7 +208,7 @@ def _run_of(path: Path) -> tuple[Path, Path | None]:
     return (path, None) if (path / CONFIG).is_file() else (path.parent.parent, path)
 
 
-def _trained(path: Path, serve: ServeConfig) -> TracedModel:
+def _trained(path: Path, serve: ServeConfig, store: BlobStore | None) -> TracedModel:
     """Return the model of a run's folder, or of a checkpoint's folder in one."""
     run, checkpoint = _run_of(path)
     if not (run / CONFIG).is_file():
@@ -217,18 +219,24 @@ def _trained(path: Path, serve: ServeConfig) -> TracedModel:
     config = load_config(run / CONFIG)
     if serve.experts != "real":
         return _with_surrogates(run, config, checkpoint, serve.experts)
-    return _of_checkpoint(run, config, checkpoint)
+    return _of_checkpoint(run, config, checkpoint, store)
 
 
-def _of_checkpoint(run: Path, config: Config, checkpoint: Path | None) -> TracedModel:
+def _of_checkpoint(run: Path, config: Config, checkpoint: Path | None, store: BlobStore | None = None) -> TracedModel:
     """Return the model of a checkpoint; None: of the newest one, and later of newer ones."""
     found = load_latest(run / CHECKPOINTS) if checkpoint is None else load_checkpoint(checkpoint)
-    model, read = _with_values(run, config, found.params, version=found.info.round)
+    model, read = _with_values(run, config, found.params, store, version=found.info.round)
     return model if checkpoint is not None else _followed(run, model, read)
 
 
 def _with_values(
-    run: Path, config: Config, values: Mapping[str, np.ndarray], *, whole: bool = False, **others: Any
+    run: Path,
+    config: Config,
+    values: Mapping[str, np.ndarray],
+    store: BlobStore | None = None,
+    *,
+    whole: bool = False,
+    **others: Any,
 ) -> tuple[TracedModel, Callable[[Mapping[str, np.ndarray]], Any]]:
     """Return a run's model with these parameters, and the function from other parameters to the pytree.
 
@@ -238,7 +246,7 @@ def _with_values(
     texts = {**_texts_of(run, config), **others}
     if is_function(source):
         read = partial(_filled, run, config)
-        return _coded(name, config, _filled(run, config, values, whole=whole), **texts), read
+        return _coded(name, config, _filled(run, config, values, whole=whole), store, **texts), read
     graph, given = graph_logits(model_of_run(run, config), values)
     return _graph(name, source, graph, given, **texts), partial(_graph_values, graph, given)
 
@@ -256,13 +264,15 @@ def _followed(run: Path, model: TracedModel, read: Callable[[Mapping[str, np.nda
     return replace(model, refresh=refresh)
 
 
-def _coded(name: str, config: Config, params: Any, **texts: Any) -> TracedModel:
+def _coded(name: str, config: Config, params: Any, store: BlobStore | None, **texts: Any) -> TracedModel:
     """Return a model of a function or a PyTorch module: with a cache, or by whole forward passes."""
     source = config.model.source
     options = builder_options(config, source)
-    cached = _cached(source, {**config.model.options, **options})
+    options = {**config.model.options, **options}
+    cached = _cached(source, options)
     if cached is not None:
-        return _served(name, cached[0], params, cached[1], **texts)
+        traces = KeptTraces(store, source, options) if store is not None and source.startswith(MODELS) else None
+        return _served(name, cached[0], params, cached[1], traces, **texts)
     warning = (
         f"the model {source} does not say what it keeps of a text: every token takes a forward pass of the whole text. "
         "Add `decode(params, tokens, context, **options)` and `cache_sizes(**options)` beside it (docs/serving.md)"
@@ -418,7 +428,7 @@ def _texts_in(folder: Path, published: Mapping[str, Any], tokenizer: Tokenizer) 
     }
 
 
-def _pretrained(path: Path, folder: Path, serve: ServeConfig) -> TracedModel:
+def _pretrained(path: Path, folder: Path, serve: ServeConfig, store: BlobStore | None) -> TracedModel:
     """Return the model of a folder; `path`: itself, or the GGUF file it stands for."""
     if serve.experts != "real":
         raise UserError(f"serve.experts = {serve.experts!r}: {path} is no mixture, whose run has surrogates")
@@ -447,6 +457,7 @@ def _pretrained(path: Path, folder: Path, serve: ServeConfig) -> TracedModel:
         cached[0],
         fill_tree(template, values, family.source, whole=True),
         cached[1],
+        None if store is None else KeptTraces(store, family.source, options),
         window=window,
         tokenizer=tokenizer,
         **_texts_in(folder, published, tokenizer),
@@ -477,11 +488,21 @@ def _function(source: str) -> Callable[..., Any] | None:
 
 
 def _served(
-    name: str, decode: Decode, params: Any, sizes: CacheSizes | StateSizes | None, **others: Any
+    name: str,
+    decode: Decode,
+    params: Any,
+    sizes: CacheSizes | StateSizes | None,
+    traces: KeptTraces | None = None,
+    **others: Any,
 ) -> TracedModel:
     params = _host_values(params)
     specs = tuple(map(_spec, tree_names(params), jax.tree.leaves(params)))
-    vocabulary, hidden = decoded_widths(decode, params)
+
+    def widths() -> bytes:
+        return msgspec.json.encode(decoded_widths(decode, params))
+
+    found = widths() if traces is None else traces.get(("widths", specs), widths)
+    vocabulary, hidden = msgspec.json.decode(found, type=tuple[int, int])
     return TracedModel(
         name=name,
         decode=decode,
@@ -490,6 +511,7 @@ def _served(
         sizes=sizes,
         vocabulary=vocabulary,
         hidden=0 if sizes is None else hidden,
+        traces=traces,
         **others,
     )
 

@@ -83,7 +83,14 @@ def serving_program(
             chlo.expand(one)
             ir.copy_function(ir.main_function(one), module, name)
         ir.verify(module)
-        return Program(ir.to_portable_artifact(module), functions, tuple(spec.name for spec in specs))
+        return program_of(ir.to_portable_artifact(module), specs, shape, calls)
+
+
+def program_of(
+    portable: bytes, specs: tuple[TensorSpec, ...], shape: ServingShape, calls: Sequence[CallSize] | None
+) -> Program:
+    """Return the program of functions that `serving_program` built with these arguments."""
+    return Program(portable, shape.functions(specs, calls), tuple(spec.name for spec in specs))
 
 
 _CONTEXTS: Mapping[type[CacheKind], Callable[..., PagedContext | StateContext | WholeCall]] = {

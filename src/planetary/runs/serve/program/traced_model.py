@@ -20,7 +20,8 @@ from planetary.models.context import Attention, CacheSizes, StateSizes, WholeTex
 from planetary.models.layers import causal_attention
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.program.cache_kinds import KeyValueCache, NoCache, RecurrentState
-from planetary.runs.serve.program.program import Decode, serving_program
+from planetary.runs.serve.program.kept_traces import KeptTraces
+from planetary.runs.serve.program.program import Decode, program_of, serving_program
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import PAGE, CallSize, ServingShape, context_sizes_of
 from planetary.runs.serve.program.trial import TOLERANCE, ServingTrial, spare_pages, trial_length
@@ -49,6 +50,7 @@ class TracedModel(ServedModel):
         only_length: the one length, in tokens, that forward passes have; 0: they have any.
         hidden: width of the last hidden states; 0 for a model of which `logits` alone is known.
         adapted: matrices that an adapter may change; `specs` has their A and B after the leaves.
+        traces: of the code, from earlier starts; None: it is traced anew.
     """
 
     decode: Decode
@@ -57,6 +59,7 @@ class TracedModel(ServedModel):
     only_length: int = 0
     hidden: int = 0
     adapted: tuple[Adapter, ...] = ()
+    traces: KeptTraces | None = None
 
     def logits(self, params: Any, tokens: jax.Array) -> jax.Array:
         """Return the next-token logits f32 [B, T, V] of whole texts, `tokens` i32 [B, T]."""
@@ -123,7 +126,13 @@ class TracedModel(ServedModel):
         return usual
 
     def program(self, shape: ServingShape, calls: Sequence[CallSize] | None = None) -> Program:
-        return serving_program(self.decode, self.params, self.specs, shape, calls, adapters=self.adapted)
+        def trace() -> Program:
+            return serving_program(self.decode, self.params, self.specs, shape, calls, adapters=self.adapted)
+
+        if self.traces is None:
+            return trace()
+        portable = self.traces.get((self.specs, shape, calls, self.adapted), lambda: trace().portable)
+        return program_of(portable, self.specs, shape, calls)
 
     def without_values(self) -> TracedModel:
         params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.params)

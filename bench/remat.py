@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, metavar=("VMFB", "SPEC"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(_run_iree(*map(Path, options.child))), flush=True)
+        print(json.dumps(measured_steps(*map(Path, options.child))), flush=True)
         os._exit(0)  # without taking the runtime apart
     with tempfile.TemporaryDirectory() as folder:
         _compare(options, Path(folder))
@@ -129,13 +129,13 @@ def _compile_iree(step: Any, path: Path) -> None:
     path.with_name(path.name + ".json").write_bytes(msgspec.json.encode(step.spec))
 
 
-def _run_iree(module: Path, spec_file: Path) -> dict[str, Any]:
-    """In a process without JAX, whose memory is the step's alone."""
+def measured_steps(module: Path, spec_file: Path, threads: int | None = None) -> dict[str, Any]:
+    """Run steps with IREE in a process without JAX, whose memory is the step's alone."""
     from planetary.core.step import StepSpec
     from planetary.runtime.executor import open_executor
 
     spec = msgspec.json.decode(spec_file.read_bytes(), type=StepSpec)
-    executor = open_executor(module, spec, backend="cpu")
+    executor = open_executor(module, spec, backend="cpu", threads=threads)
     executor.load(dict(zip([t.name for t in spec.params], _start(spec, {}), strict=True)), {}, None)
     batch = _batch(spec)
     before = _memory_mib("VmRSS")

@@ -18,6 +18,7 @@ from planetary.version import __version__
 if TYPE_CHECKING:
     from planetary.client.jobs import Jobs
     from planetary.collectives import Communicator
+    from planetary.compiler.frontend.attention import attention
     from planetary.run.config_help import Config
     from planetary.run.handle import Run
     from planetary.run.metrics import RoundRewards
@@ -42,6 +43,7 @@ __all__ = [
     "Simulated",
     "SimulatedLink",
     "__version__",
+    "attention",
     "compile",
     "export",
     "rl",
@@ -53,6 +55,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "attention": "planetary.compiler.frontend.attention",
     "Communicator": "planetary.collectives",
     "compile": "planetary.run.model.authoring",
     "export": "planetary.run.model.authoring",

@@ -13,6 +13,7 @@ import pytest
 from planetary.compiler.autodiff.differentiate import differentiate
 from planetary.compiler.check.meaning import check_meaning
 from planetary.compiler.check.reference import run_reference
+from planetary.compiler.frontend import torch_operators
 from planetary.compiler.frontend.author import author_of
 from planetary.compiler.frontend.export import Model, export_loss
 from planetary.core.errors import CompileError, UserError
@@ -201,7 +202,28 @@ def compiled_gradients(model: Model, data: list[np.ndarray]) -> tuple[float, dic
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_is_autograds(case: str) -> None:
     net, data = Net(*CASES[case]), batch()
+    gradient_is_autograds(net, imported(net, data), data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_by_tiles_has_autograds_gradient(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_operators, "WHOLE", STEPS - 1)
+
+    def two_heads(net: Net, x: Any) -> Any:
+        heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(
+            heads, net.side(x).unflatten(-1, (2, -1)).transpose(1, 2), heads, is_causal=causal, scale=0.7
+        )
+        return mixed.transpose(1, 2).flatten(2)
+
+    net, data = Net(two_heads), batch()
     model = imported(net, data)
+    assert b"planetary.attention" in model.stablehlo
+    gradient_is_autograds(net, model, data)
+
+
+def gradient_is_autograds(net: Net, model: Model, data: list[np.ndarray]) -> None:
     tokens, targets = map(torch.from_numpy, data)
     with torch.compiler.set_stance("force_eager"):
         wanted = loss_of(net(tokens), targets)

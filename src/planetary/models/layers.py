@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
+from planetary.compiler.frontend.attention import WHOLE
+from planetary.compiler.frontend.attention import attention as tiled_attention
 from planetary.compiler.frontend.markers import stop_gradient
 from planetary.models.initial import Params
 
@@ -39,55 +43,40 @@ def attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    visible: jax.Array | None = None,
     *,
+    causal: bool = False,
+    window: int | None = None,
     cap: float | None = None,
+    segments: jax.Array | None = None,
 ) -> jax.Array:
-    """Softmax attention. It divides by the sum of the weights after the product with the values (Dao et al. 2022,
-    arXiv:2205.14135, algorithm 1), so of all that is T x T the weights alone are kept for the gradient.
+    """Softmax attention with the arguments of `planetary.attention`, which does the work above `WHOLE` positions.
 
-    Args:
-        query: [B, T, H, D].
-        key: [B, T, G, D], where G divides H: neighbouring H / G queries share a key (Ainslie et al. 2023,
-            arXiv:2305.13245).
-        value: like `key`.
-        visible: bool [T, T] or [B, 1, 1, T, T], whether a query (rows) sees a key; default: every query sees all keys.
-        cap: bound of the scores' magnitude, see `capped`; None: none.
+    Below, the scores are one tensor. The division by the sum of the weights comes after the product with the values, so
+    of all that is T x T the weights alone are kept for the gradient.
 
     Returns:
         [B, T, H · D].
     """
     batch, length, heads, width = query.shape
+    if length > WHOLE:
+        mixed = tiled_attention(query, key, value, causal=causal, window=window, cap=cap, segments=segments)
+        return mixed.reshape(batch, length, -1)
     groups = key.shape[2]
     query = (query * width**-0.5).reshape(batch, length, groups, heads // groups, width)
     scores = capped(jnp.einsum("btghd,bsgd->bghts", query, key), cap)
-    if visible is not None:
+    if causal:
+        distance = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
+        visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        if segments is not None:
+            visible = visible & (segments[:, None, None, :, None] == segments[:, None, None, None, :])
         scores = jnp.where(visible, scores, HIDDEN_SCORE)
     weights = jnp.exp(scores - stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
     mixed = jnp.einsum("bghts,bsgd->btghd", weights, value)
     mixed = mixed / jnp.sum(weights, axis=-1).transpose(0, 3, 1, 2)[..., None]
-    return mixed.reshape(batch, length, heads * width)
+    return mixed.reshape(batch, length, -1)
 
 
-def causal_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    window: int | None = None,
-    cap: float | None = None,
-    segments: jax.Array | None = None,
-) -> jax.Array:
-    """`attention` of each position to itself and those before it: to `window` positions in all, or to every one.
-
-    `segments` [B, T]: a position sees those of its own segment only; None: all positions are of one text.
-    """
-    length = query.shape[1]
-    distance = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
-    visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    if segments is not None:
-        visible = visible & (segments[:, None, None, :, None] == segments[:, None, None, None, :])
-    return attention(query, key, value, visible, cap=cap)
+causal_attention = functools.partial(attention, causal=True)
 
 
 def capped(scores: jax.Array, cap: float | None) -> jax.Array:

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from planetary.compiler.frontend.attention import WHOLE
 from planetary.core.errors import UserError
 from planetary.models.context import CacheSizes, Context, WholeText
-from planetary.models.layers import HIDDEN_SCORE, mean_of_counted
+from planetary.models.layers import HIDDEN_SCORE, causal_attention, mean_of_counted
 
 Params = dict[str, Any]
 
@@ -130,6 +131,8 @@ def attention(params: Params, x: jax.Array, n_head: int, layer: int, context: Co
 def bounded_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     """Causal attention [B, T, H · D] among `query`, `key`, `value` [B, T, H, D] of bounded length."""
     batch, length, heads, width = query.shape
+    if length > WHOLE:
+        return causal_attention(query, key, value)
     scores = jnp.einsum("bthd,bshd->bhts", query * width**-0.5, key)
     # Queries and keys have unit root mean square, so |score| <= sqrt(D) and exp needs no running maximum.
     causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]

@@ -74,7 +74,8 @@ def _specs(values: Sequence[Value]) -> tuple[_Spec, ...]:
     return tuple((ir.shape_of(v), dtype_name(ir.element_of(v))) for v in values)
 
 
-def _export(function: Callable[..., Any], specs: Sequence[_Spec]) -> str:
+@lru_cache(maxsize=256)
+def _export(function: Callable[..., Any], specs: tuple[_Spec, ...]) -> str:
     import jax
 
     with jax.enable_x64(True):

@@ -26,6 +26,7 @@ from jax._src.lax import linalg as linalg_internal
 from jax._src.lax.control_flow import solves
 
 from planetary.compiler.frontend import matrices
+from planetary.compiler.frontend.attention import ATTENTION
 from planetary.compiler.frontend.markers import CUSTOM_VJP, STOP_GRADIENT, composite_of
 
 _Rule = Callable[..., Sequence[Any]]
@@ -128,10 +129,13 @@ def _marked(
     return marked
 
 
+_MARKS = (STOP_GRADIENT, CUSTOM_VJP, ATTENTION)
+
+
 def _has_mark(jaxpr: Any) -> bool:
     """Whether a function consists of a composite of `markers`."""
     for equation in jaxpr.eqns:
-        if equation.primitive is lax_internal.composite_p and equation.params["name"] in (STOP_GRADIENT, CUSTOM_VJP):
+        if equation.primitive is lax_internal.composite_p and equation.params["name"] in _MARKS:
             return True
         if any(_has_mark(inner) for inner in core.jaxprs_in_params(equation.params)):
             return True

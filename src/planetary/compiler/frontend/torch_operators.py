@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from planetary.compiler.frontend.attention import WHOLE
+from planetary.compiler.frontend.attention import attention as tiled_attention
 from planetary.compiler.frontend.markers import custom_vjp, stop_gradient
 
 OPERATORS: dict[str, Callable[..., Any]] = {}
@@ -103,6 +105,9 @@ def _attend(  # noqa: PLR0917 - the signature of the operator
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Array:
+    if attn_mask is None and not dropout_p and query.ndim == 4 and query.shape[-2] == key.shape[-2] > WHOLE:
+        places = (x.swapaxes(1, 2) for x in (query, key, value))
+        return tiled_attention(*places, causal=is_causal, scale=scale).swapaxes(1, 2)
     if enable_gqa:
         key = jnp.repeat(key, query.shape[-3] // key.shape[-3], axis=-3)
         value = jnp.repeat(value, query.shape[-3] // value.shape[-3], axis=-3)

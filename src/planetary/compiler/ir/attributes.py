@@ -109,14 +109,15 @@ def padding_attribute(pairs: Sequence[tuple[int, int]]) -> Attribute:
     return mlir.DenseIntElementsAttr.get(table)
 
 
-def dictionary(op: Operation, name: str) -> dict[str, int]:
-    """The integers of a dictionary attribute; empty where it is absent."""
+def dictionary(op: Operation, name: str) -> dict[str, Any]:
+    """The numbers and truth values of a dictionary attribute; empty where it is absent."""
     found = attribute(op, name)
     if found is None:
         return {}
     table = mlir.DictAttr(found)
     entries = [table[i] for i in range(len(table))]
-    return {e.name: mlir.IntegerAttr(e.attr).value for e in entries if isinstance(e.attr, mlir.IntegerAttr)}
+    kinds = (mlir.BoolAttr, mlir.IntegerAttr, mlir.FloatAttr)
+    return {entry.name: entry.attr.value for entry in entries if isinstance(entry.attr, kinds)}
 
 
 def attribute_dictionary(op: Operation, name: str) -> dict[str, Attribute]:

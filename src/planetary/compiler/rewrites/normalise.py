@@ -158,6 +158,7 @@ def rewrite_for_iree(module: ir.Module) -> None:
     own_sorted_values(module)
     order_products(module)
     reduce_angles(module)
+    scale_for_each_reader(module)
 
 
 def lookups_to_matmuls(module: ir.Module) -> None:
@@ -479,6 +480,27 @@ def contractions_to_f32(module: ir.Module) -> None:
                 wide.results[0].set_type(ir.tensor(ir.shape_of(result), ir.f32()))
                 ir.replace_uses(result, ops.convert(wide.results[0], element))
             op.erase()
+
+
+def scale_for_each_reader(module: ir.Module) -> None:
+    """Give each of two readers of a tensor times a computed scalar, as of a clipped gradient, a product of its own.
+
+    Why: IREE 3.13 fuses the product with one of Adam's moments only, and so writes the moments beside their place and
+    copies them. With two products, whose operands are swapped so that they are not merged, parameter and moments are
+    written in place by one dispatch. Meaning: unchanged.
+    """
+    for op in _find(module, "stablehlo.multiply"):
+        scalar = ir.defining_op(op.operands[1])
+        if scalar is None or scalar.name != "stablehlo.broadcast_in_dim" or ir.shape_of(scalar.operands[0]):
+            continue
+        made, readers = ir.defining_op(scalar.operands[0]), ir.uses_of(op.results[0])
+        if made is None or made.name == "stablehlo.constant" or len({reader for reader, _ in readers}) != 2:
+            continue
+        with ir.insert_before(op), ir.located(op):
+            swapped = ir.clone(op, list(reversed(op.operands))).results[0]
+        for reader, position in readers:
+            if reader == readers[0][0]:
+                reader.operands[position] = swapped
 
 
 def mark_in_place(function: ir.Operation, replaced: Sequence[int]) -> None:

@@ -31,7 +31,7 @@ _HIDDEN = -1e30  # score of a key that a query must not see
 
 @dataclass(frozen=True)
 class Form:
-    """What an attention computes beside its arrays, and how.
+    """An attention without its arrays.
 
     Attributes:
         causal: a query sees the keys up to its own place.

@@ -1,6 +1,6 @@
 """Products of rows with a weight in blocks, as IREE's CPU compiler runs them fast.
 
-`store_in_blocks` says in StableHLO what is computed: a batch of products, with the same rows in each. IREE 3.13 copies
+`store_in_blocks` writes them in StableHLO as a batch of products with the same rows in each. IREE 3.13 copies
 the rows for every block, which takes longer than the products of eight rows or of a prompt (bench/results/serving.md).
 `linalg.generic` names the rows once.
 """

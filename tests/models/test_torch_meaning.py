@@ -223,6 +223,22 @@ def test_attention_by_tiles_has_autograds_gradient(causal: bool, monkeypatch: py
     gradient_is_autograds(net, model, data)
 
 
+@pytest.mark.slow
+def test_attention_to_broadcast_keys_is_no_work_for_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_operators, "WHOLE", STEPS - 1)
+
+    def one_key_for_all(net: Net, x: Any) -> Any:
+        heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        key = net.side(x).unflatten(-1, (2, -1))[:1].transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(heads, key, heads)
+        return mixed.transpose(1, 2).flatten(2)
+
+    net, data = Net(one_key_for_all), batch()
+    model = imported(net, data)
+    assert b"planetary.attention" not in model.stablehlo
+    gradient_is_autograds(net, model, data)
+
+
 def gradient_is_autograds(net: Net, model: Model, data: list[np.ndarray]) -> None:
     tokens, targets = map(torch.from_numpy, data)
     with torch.compiler.set_stance("force_eager"):

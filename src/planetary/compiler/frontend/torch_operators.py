@@ -92,6 +92,14 @@ def _attention(query: Array, key: Array, value: Array, *options: Any, **more: An
     return _attend(None, query, key, value, *options, **more)
 
 
+def _is_long(query: Array, key: Array, value: Array, *, shares: bool) -> bool:
+    """Whether an attention is for tiles: long, of positions to each other, and without a shape to broadcast."""
+    if query.ndim != 4 or key.shape[:-1] != value.shape[:-1]:
+        return False
+    (rows, heads, length, _), (of_keys, groups, keys, _) = query.shape, key.shape
+    return length > WHOLE and (rows, length) == (of_keys, keys) and (heads == groups or shares)
+
+
 @_draw("scaled_dot_product_attention.default")
 def _attend(  # noqa: PLR0917 - the signature of the operator
     random: Any,
@@ -105,7 +113,7 @@ def _attend(  # noqa: PLR0917 - the signature of the operator
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Array:
-    if attn_mask is None and not dropout_p and query.ndim == 4 and query.shape[-2] == key.shape[-2] > WHOLE:
+    if attn_mask is None and not dropout_p and _is_long(query, key, value, shares=enable_gqa):
         places = (x.swapaxes(1, 2) for x in (query, key, value))
         return tiled_attention(*places, causal=is_causal, scale=scale).swapaxes(1, 2)
     if enable_gqa:

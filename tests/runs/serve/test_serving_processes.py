@@ -197,7 +197,8 @@ def test_lost_or_hanging_gateway_answers_again_by_itself(tmp_path: Path, capsys:
             alone = ["generate", str(tmp_path / run), "--prompt", "Again", "--tokens", "20", "--temperature", "0"]
             assert main(alone) == 0
             assert capsys.readouterr().out == f"Again{before[place]}\n"
-        with pytest.raises((httpx.HTTPError, openai.APIError)):
+        # Of the HTTP library beneath the client: httpx, and httpx2 from openai 3.3 on.
+        with pytest.raises(Exception, match=r"peer closed connection|[Cc]onnection (reset|error)"):
             kill_in_stream(first)
         assert later() == before
         second = server.gateway()

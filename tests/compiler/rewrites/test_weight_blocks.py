@@ -11,7 +11,7 @@ import pytest
 
 from planetary.compiler import ir
 from planetary.compiler.check.reference import run_reference
-from planetary.compiler.rewrites.weight_blocks import store_in_blocks
+from planetary.compiler.rewrites.weight_blocks import AVX2, AVX512, VectorUnit, store_in_blocks
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec, WeightBlocks
 
@@ -22,7 +22,9 @@ def numbers(*shape: int) -> np.ndarray:
     return np.random.default_rng(len(shape)).standard_normal(shape, np.float32)
 
 
-def rewritten(function: Function, weight: np.ndarray, x: np.ndarray) -> tuple[str, str, tuple[WeightBlocks, ...]]:
+def rewritten(
+    function: Function, weight: np.ndarray, x: np.ndarray, unit: VectorUnit | None = None
+) -> tuple[str, str, tuple[WeightBlocks, ...]]:
     """Return the module before and after, and the layouts, of `main(weight, x)`."""
     with ir.new_context():
         module = ir.parse_module(jax.jit(function).lower(weight, x).as_text())
@@ -30,7 +32,7 @@ def rewritten(function: Function, weight: np.ndarray, x: np.ndarray) -> tuple[st
         spec = FunctionSpec(
             (TensorSpec("w", "f32", weight.shape), TensorSpec("x", "f32", x.shape)), (TensorSpec("y", "f32", (1,)),)
         )
-        layouts = store_in_blocks(module, {"main": spec}, ["w"])
+        layouts = store_in_blocks(module, {"main": spec}, ["w"], unit)
         ir.verify(module)
         return before, ir.to_text(module), layouts
 
@@ -99,3 +101,22 @@ def test_a_stored_weight_is_restored(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(layout.restore(stored, shape), weight)
     turned = WeightBlocks("w", (len(shape) - 1,), tuple(range(len(shape) - 1)))
     np.testing.assert_array_equal(turned.restore(turned.store(weight), shape), weight)
+
+
+@pytest.mark.parametrize(
+    ("unit", "count", "outputs", "width", "rows"),
+    [
+        (AVX512, 1, 64, 64, 1),
+        (AVX512, 8, 64, 64, 8),
+        (AVX512, 112, 64, 64, 4),
+        (AVX512, 8, 86, 32, 8),  # 128 outputs would be too many
+        (AVX512, 33, 64, 64, 3),
+        (AVX512, 37, 64, 64, 0),  # a prime: IREE chooses
+        (AVX2, 8, 64, 32, 2),
+    ],
+)
+def test_tiles_are_whole_rows_of_a_block(unit: VectorUnit, count: int, outputs: int, width: int, rows: int) -> None:
+    _, after, (layout,) = rewritten(lambda w, x: x @ w, numbers(24, outputs), numbers(count, 24), unit)
+    assert layout.width == width
+    assert unit.rows(count, width) == rows
+    assert (f"vector_common_parallel = [1, {rows}, {width}, 0]" in after) == bool(rows)

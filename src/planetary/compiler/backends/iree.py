@@ -18,7 +18,6 @@ from planetary.compiler.backends.flag_choice import flag_key, read_choice
 from planetary.compiler.backends.pipeline import PIPELINE_VERSION, compiler_version
 from planetary.compiler.backends.targets import Target, compiler_flags, nearest
 from planetary.compiler.rewrites import normalise
-from planetary.compiler.rewrites.block_products import share_rows
 from planetary.compiler.rewrites.weight_blocks import AVX2, AVX512, VectorUnit, store_in_blocks
 from planetary.compiler.step.step_module import TrainStep, replaced_arguments
 from planetary.core.artifact_label import ArtifactLabel
@@ -168,12 +167,9 @@ def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: A
     with ir.new_context():
         module = ir.parse_module(portable)
         blocks: tuple[WeightBlocks, ...] = ()
-        unit = vector_unit(target)
         if target.backend == "cpu":
-            blocks = store_in_blocks(module, spec.functions, spec.weights, unit)
+            blocks = store_in_blocks(module, spec.functions, spec.weights, vector_unit(target))
         prepare_functions(module, spec.functions)
-        if unit is not None:
-            share_rows(module, unit)
         normalise.bake_label(next(iter(ir.functions(module).values())), _label(target, digest, blocks))
         text = ir.to_text(module)
     return entry.made(run_compiler(text, flags))
@@ -318,7 +314,7 @@ _UNIT_OF_LEVEL = {"x86-64-v3": AVX2, "x86-64-v4": AVX512}
 
 
 def vector_unit(target: Target, cpuinfo: Path = Path("/proc/cpuinfo")) -> VectorUnit | None:
-    """Return the vector unit of a CPU target; None for one whose products were not measured.
+    """Return the vector unit of a CPU target; None for one whose tiles were not measured.
 
     `cpuinfo` describes this machine, for the target `"host"`, which is this machine.
     """

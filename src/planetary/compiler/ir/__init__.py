@@ -87,7 +87,7 @@ from planetary.compiler.ir.element_types import (
     tensor,
     width_of,
 )
-from planetary.compiler.ir.emission import elementwise, emit, emit_foreign, fill_region, not_recording, recording
+from planetary.compiler.ir.emission import elementwise, emit, fill_region, not_recording, recording
 from planetary.compiler.ir.graph import (
     add_call_site,
     captured_values,
@@ -186,7 +186,6 @@ __all__ = [
     "elements_attribute",
     "elementwise",
     "emit",
-    "emit_foreign",
     "empty_module",
     "entry_block",
     "erase",

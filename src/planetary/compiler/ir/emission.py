@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from jaxlib.mlir import ir as mlir
 from jaxlib.mlir.dialects import stablehlo as hlo
@@ -81,29 +80,3 @@ def fill_region(
             hlo.ReturnOp(list(build(list(block.arguments))))
     finally:
         _recorders.pop()
-
-
-def emit_foreign(
-    name: str,
-    operands: Sequence[Value],
-    result: Type,
-    attributes: dict[str, Attribute],
-    *,
-    body: tuple[Sequence[Type], Callable[..., Value], str],
-) -> Value:
-    """Emit an operation of a dialect not loaded here, for a compiler that reads the module's text.
-
-    `body`: types of its block's arguments, what emits a value from these, and the operation that returns the value.
-    """
-    types, build, end = body
-    context: Any = mlir.Context.current
-    unknown = mlir.Location.unknown()
-    before, context.allow_unregistered_dialects = context.allow_unregistered_dialects, True
-    try:
-        op = emit(name, operands, [result], attributes, regions=1)
-        block = mlir.Block.create_at_start(op.regions[0], list(types), [unknown] * len(types))
-        with not_recording(), mlir.InsertionPoint(block):
-            mlir.Operation.create(end, operands=[build(*block.arguments)])
-    finally:
-        context.allow_unregistered_dialects = before
-    return op.results[0]

@@ -17,8 +17,9 @@ def dot_general(
     element: Type | None = None,
     precision: Attribute | None = None,
     algorithm: Attribute | None = None,
+    tiles: Attribute | None = None,
 ) -> Value:
-    """Result dimensions: batch, then the free ones of `x`, then the free ones of `y`."""
+    """Result dimensions: batch, then the free ones of `x`, then the free ones of `y`; `tiles` are IREE's."""
     x_shape, y_shape = ir.shape_of(x), ir.shape_of(y)
     shape = [x_shape[d] for d in batch[0]]
     shape += [n for d, n in enumerate(x_shape) if d not in batch[0] and d not in contract[0]]
@@ -28,6 +29,8 @@ def dot_general(
         attributes["precision_config"] = precision
     if algorithm is not None:
         attributes["algorithm"] = algorithm
+    if tiles is not None:
+        attributes["compilation_info"] = tiles
     kind = ir.tensor(shape, element if element is not None else ir.element_of(x))
     return ir.emit("stablehlo.dot_general", [x, y], [kind], attributes).results[0]
 

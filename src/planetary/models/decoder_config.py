@@ -70,8 +70,8 @@ class YarnScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="yar
         factor: by which slow frequencies are divided.
         original_max_position_embeddings: length of the texts at first, in tokens.
         attention_factor: the amplitude; None: 0.1 ln(factor) + 1.
-        beta_fast: a frequency with so many waves in an original text, or more, is kept.
-        beta_slow: one with so many, or fewer, is divided.
+        beta_fast: fewest waves in an original text of a frequency that is kept.
+        beta_slow: most waves of a frequency that is divided by the whole factor.
         truncate: whether the places of these two are rounded to whole channels.
     """
 

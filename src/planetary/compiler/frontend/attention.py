@@ -63,7 +63,7 @@ class Form:
                 higher = jnp.maximum(top, jnp.max(scores, axis=-1))
                 weights = jnp.exp(scores - higher[..., None])
                 fading = jnp.exp(top - higher)
-                sums = sums * fading[..., None] + _product("bgts,bgsd->bgtd", weights, _at(values, j))
+                sums = sums * fading[..., None] + jnp.einsum("bgts,bgsd->bgtd", weights, _at(values, j))
                 return j + 1, higher, total * fading + jnp.sum(weights, axis=-1), sums
 
             blank = jnp.zeros(rows.shape[:-1], rows.dtype)
@@ -100,11 +100,11 @@ class Form:
                 rows, pull = _at(queries, i), _at(pulls, i)
                 scores, slope = self._scores(rows, of_keys, self._visible((i, j), length, places, sharing))
                 weights = jnp.exp(scores - _at(logarithms, i)[..., None])
-                of_value = of_value + _product("bgts,bgtd->bgsd", weights, pull)
-                change = weights * (_product("bgtd,bgsd->bgts", pull, of_values) - _at(shares, i)[..., None])
+                of_value = of_value + jnp.einsum("bgts,bgtd->bgsd", weights, pull)
+                change = weights * (jnp.einsum("bgtd,bgsd->bgts", pull, of_values) - _at(shares, i)[..., None])
                 change = change * (slope * self.scale)
-                of_key = of_key + _product("bgts,bgtd->bgsd", change, rows)
-                of_query = _at(by_query, i) + _product("bgts,bgsd->bgtd", change, of_keys)
+                of_key = of_key + jnp.einsum("bgts,bgtd->bgsd", change, rows)
+                of_query = _at(by_query, i) + jnp.einsum("bgts,bgsd->bgtd", change, of_keys)
                 return i + 1, _put(by_query, of_query, i), of_key, of_value
 
             start = (j if self.causal else _i32(0), by_query, jnp.zeros_like(of_keys), jnp.zeros_like(of_values))
@@ -122,7 +122,7 @@ class Form:
 
     def _scores(self, rows: Any, keys: Any, visible: Any) -> tuple[Any, Any]:
         """Return the scores of a tile [B, G, H / G · block, block], and their slopes by the uncapped ones."""
-        scores = _product("bgtd,bgsd->bgts", rows, keys) * self.scale
+        scores = jnp.einsum("bgtd,bgsd->bgts", rows, keys) * self.scale
         slope: Any = 1.0
         if self.cap:
             bent = jnp.tanh(scores / self.cap)
@@ -300,10 +300,6 @@ def _at(x: Any, i: Any) -> Any:
 
 def _put(x: Any, part: Any, i: Any) -> Any:
     return lax.dynamic_update_index_in_dim(x, part, i, 0)
-
-
-def _product(sums: str, x: Any, y: Any) -> Any:
-    return jnp.einsum(sums, x, y)
 
 
 def _i32(x: int) -> Any:

@@ -66,7 +66,7 @@ def _follow(
 
 def _ordered(op: Any, parts: Sequence[_Names]) -> _Names:
     """Return the matrices whose scores an operation orders; `parts`: of each operand."""
-    largest = op.name == "stablehlo.reduce" and len(op.results) > 1  # with the place
+    largest = op.name == "stablehlo.reduce" and len(op.results) > 1  # argmax: a value and its place
     if largest or op.name in ("chlo.top_k", "stablehlo.sort"):
         return parts[0]
     # A number is compared with itself to see whether it is one.

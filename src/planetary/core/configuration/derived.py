@@ -19,7 +19,7 @@ from planetary.core.extension_points import OUTER_OPTIMIZERS
 log = logging.getLogger(__name__)
 
 WARMUP_SHARE = 5
-"""A warm-up too long for the run becomes one part in so many of the run."""
+"""Divisor of a run's inner steps, which gives the warm-up where the configured one is longer than the run."""
 
 FEW_OUTER_STEPS = 1000
 RULE_KEYS = frozenset({"optimizer", "learning_rate", "momentum", "merge"})
@@ -29,7 +29,7 @@ FEW: dict[str, Any] = {"optimizer": "nesterov", "learning_rate": 1.0, "momentum"
 
 
 def chosen_rule(rounds: int) -> dict[str, Any]:
-    """Return the keys of `[outer]` for a run of so many rounds; empty: the defaults, Nesterov's 0.7 and 0.9."""
+    """Return the keys of `[outer]` for a number of rounds; empty: the defaults, Nesterov's 0.7 and 0.9."""
     return dict(FEW) if rounds < FEW_OUTER_STEPS else {}
 
 

@@ -1,6 +1,6 @@
 """Sections, keys and named objects of a configuration.
 
-Sections of one kind of run are imported when somebody asks for them.
+The caller that asks for a section of one kind of run imports it.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def to_toml(config: Config) -> str:
     """
     tables = config.tables()
     for section in (name for name in SECTIONS if name in tables):
-        struct = SECTIONS[section]  # a section's own keys are those that are looked for first
+        struct = SECTIONS[section]  # its own keys come first
         own = [key for key in struct.__annotations__ if key in tables[section]]
         tables[section] = {key: tables[section][key] for key in own} | tables[section]
     return toml_document(tables)

@@ -51,7 +51,7 @@ class GatheredSequences(msgspec.Struct, frozen=True):
     lengths: tuple[int, ...]
 
     def serves(self, call: ComputeCall) -> bool:
-        """Whether a call goes on with the sequences, each of which may have got further pages."""
+        """Whether a call goes on with the same sequences; each may have further pages."""
         return (
             call.function == self.function
             and call.starts == self.lengths
@@ -127,7 +127,7 @@ class LoadedModel:
             after = message.following or (-1,) * sequences
             for place, (new, following) in enumerate(zip(message.tokens, after, strict=True)):
                 targets[place, : len(new)] = [*new[1:], max(following, 0)]
-        # Of a sequence that goes on, most arguments are those of the call before: `put` sends no array twice.
+        # A sequence that goes on has most arguments of the call before: `put` sends no array twice.
         for name, array in arrays.items():
             last = self._sent.get(name)
             if last is None or last.shape != array.shape or last.tobytes() != array.tobytes():

@@ -188,7 +188,7 @@ class ComposerSteps:
             u, rows = calibration_rows(composer.rows[layer], ids, self.training.fit.rows)
             wanted = expert_outputs(weights, u)
             fitted = fit_surrogates(u, rows, wanted, a=old_a, b=old_b, options=self.training.fit)
-        rank, small = self.training.delta_rank, fitted.b.shape[1:]  # of A and B the smaller one
+        rank, small = self.training.delta_rank, fitted.b.shape[1:]  # the smaller of A and B
         if whole or (self.training.refresh_form == "exact" and not (rank and rank_is_smaller(rank, *small))):
             a, b = fitted.a, fitted.b
             return LayerFit(layer, ids, a, b, fitted.error, a.nbytes + b.nbytes)

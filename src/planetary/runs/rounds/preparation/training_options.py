@@ -23,7 +23,7 @@ def step_options(config: Config, *, marked_targets: bool = False) -> StepOptions
 
 
 def schedule_of(config: Config, total_steps: int) -> Schedule:
-    """Return the learning-rate schedule of a run of so many inner steps. Raises `UserError` for one that cannot be."""
+    """Return the learning-rate schedule of a run with a number of inner steps. Raises `UserError` if it cannot be."""
     optimizer = config.optimizer
     schedule = Schedule(
         kind=SCHEDULES.pin(optimizer.schedule),

@@ -31,7 +31,7 @@ class KeptTraces:
     def get(self, asked: object, make: Callable[[], bytes]) -> bytes:
         """Return the bytes kept under `asked`, or those of `make`, which are then kept.
 
-        `asked`: anything that msgspec writes, with all that decides the bytes beside the model's code.
+        `asked`: decides the bytes, together with the model's code; msgspec writes it.
         """
         key = _KEY + digest_of(msgspec.json.encode([self._made_from, asked], order="sorted"))
         known = self._store.resolve(key)

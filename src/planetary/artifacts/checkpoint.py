@@ -31,6 +31,7 @@ import numpy as np
 
 from planetary.artifacts.durable_files import DISK, Bytes, DurableFiles
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
+from planetary.core import decoding
 from planetary.core.errors import LocalProtocolError, ResourceError, TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.version import __version__
@@ -232,7 +233,7 @@ def _read_state(path: Path) -> StateFile:
                 f"the checkpoint {path} has format {head.get('format')}, this version of planetary reads "
                 f"{FORMAT}: use the version that wrote it"
             )
-        state = msgspec.json.decode(raw, type=StateFile)
+        state = decoding.from_json(raw, StateFile)
     except msgspec.DecodeError as error:
         raise TrustError(f"the checkpoint {path} is damaged: {STATE}: {error}") from None
     if set(state.files) - {SHOWN_FILE} != set(TENSOR_FILES):

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
+from planetary.core import decoding
 from planetary.core.errors import ClosedError, ResourceError, UserError
 
 T = TypeVar("T")
@@ -147,7 +148,7 @@ def read_json_lines(
     Raises `UserError` naming file and line number when the file is missing, or a whole line is not a valid record or
     has a wrong checksum: that is damage, not a crash.
     """
-    decoder = msgspec.json.Decoder(record_type)
+    decoder = decoding.json_decoder(record_type)
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -170,7 +171,7 @@ class JsonLinesTail:
     def __init__(self, path: str | os.PathLike[str], record_type: type[T] | Any = Any) -> None:
         """Start before the first record of `path`."""
         self.path = Path(path)
-        self._decoder = msgspec.json.Decoder(record_type)
+        self._decoder = decoding.json_decoder(record_type)
         self._offset = 0
         self._lines = 0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from planetary.core import decoding
 from planetary.core.errors import RemoteProtocolError, UserError
 from planetary.core.tensors import DTYPE_NAMES, Tensors, TensorSpec, host_dtype
 
@@ -51,7 +52,7 @@ def unpack_arrays(data: Packed, what: str) -> tuple[msgspec.Raw, dict[str, np.nd
     """
     end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
     try:
-        header = msgspec.json.decode(data[_LENGTH:end], type=_Header)
+        header = decoding.from_json(data[_LENGTH:end], _Header)
         sizes = [spec.nbytes for spec in header.arrays]
         wrong = any(extent < 0 for spec in header.arrays for extent in spec.shape)
     except (msgspec.DecodeError, UserError, RecursionError) as error:

@@ -18,6 +18,7 @@ import msgspec
 
 from planetary.artifacts.checkpoint import checkpoint_name, verify_checkpoint
 from planetary.client.connection import client_of
+from planetary.core import decoding
 from planetary.core.errors import ClosedError, CompileError, PeerError, PlanetaryError, TrustError, UserError
 from planetary.fleet.protocol.status import RunStatus
 from planetary.run.status_source import status_in
@@ -377,7 +378,7 @@ class Jobs:
 
     def _read(self, answer: Any, kind: type[T]) -> T:
         try:
-            return msgspec.convert(answer, kind)
+            return decoding.convert(answer, kind)
         except msgspec.ValidationError as error:
             raise PeerError(
                 f"{self.url} answered with something else than a gateway of planetary {__version__} does ({error}): "

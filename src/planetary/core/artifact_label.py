@@ -11,6 +11,7 @@ import re
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.errors import TrustError
 from planetary.core.tensors import WeightBlocks
 
@@ -43,6 +44,6 @@ def read_label(vmfb: bytes | memoryview) -> ArtifactLabel:
     if found is None:
         raise TrustError("the compiled module carries no planetary label; it was not made by `compile_artifact`")
     try:
-        return msgspec.json.decode(found.group(1), type=ArtifactLabel)
+        return decoding.from_json(found.group(1), ArtifactLabel)
     except msgspec.DecodeError as error:
         raise TrustError(f"the compiled module's label is damaged: {error}") from error

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from planetary.core import decoding
 from planetary.core.deviations import MOST_NOISE, NOISE_FACTOR, ROUNDING, ROUNDINGS, Accepted, as_float, error_of
 from planetary.core.errors import CompileError, TrustError
 from planetary.core.step import GRADIENT, RATE, FunctionSpec, ProgramSpec
@@ -238,7 +239,7 @@ def decode_program_reference(data: bytes, functions: Mapping[str, FunctionSpec])
         TrustError: the bytes are no reference of a program with these functions.
     """
     try:
-        reference = msgspec.msgpack.decode(data, type=ProgramReference)
+        reference = decoding.from_msgpack(data, ProgramReference)
     except msgspec.MsgspecError as error:
         raise TrustError(f"the reference results of the program cannot be read: {error}") from error
     for name, function in functions.items():

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from planetary.core import decoding
 from planetary.core.deviations import ROUNDING, SCALARS, Accepted, accepted_of, as_float, error_of
 from planetary.core.errors import TrustError
 from planetary.core.step import StepSpec
@@ -252,7 +253,7 @@ def decode_reference(data: bytes, spec: StepSpec) -> StepReference:
         TrustError: the bytes are no reference of this step.
     """
     try:
-        reference = msgspec.msgpack.decode(data, type=StepReference)
+        reference = decoding.from_msgpack(data, StepReference)
     except msgspec.MsgspecError as error:
         raise TrustError(f"the reference results of the training step cannot be read: {error}") from error
     if reference.stablehlo != spec.stablehlo_digest:

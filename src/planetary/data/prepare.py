@@ -20,6 +20,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from planetary.core import decoding
 from planetary.core.configuration.schema import Config
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.example_layout import ExampleLayout
@@ -530,7 +531,7 @@ def _token_file(folder: Path, which: str, preparation: Preparation) -> TokenFile
 def _load(folder: Path, key: str) -> Preparation | None:
     """Return a prepared folder's description when it is complete and intact; remove it when it is damaged."""
     try:
-        preparation = msgspec.json.decode((folder / "prepared.json").read_bytes(), type=Preparation)
+        preparation = decoding.from_json((folder / "prepared.json").read_bytes(), Preparation)
     except (OSError, msgspec.DecodeError):
         preparation = None
     if preparation is not None and preparation.key == key:

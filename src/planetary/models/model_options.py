@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.errors import UserError
 
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -15,7 +16,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 def configure(model: str, kind: type[Options], options: Mapping[str, Any]) -> Options:
     """Return the `kind` that `options` describe, or raise `UserError` naming the wrong option."""
     try:
-        return msgspec.convert(dict(options), kind)
+        return decoding.convert(dict(options), kind)
     except msgspec.ValidationError as error:
         known = ", ".join(kind.__struct_fields__)
         raise UserError(f"{model}: {error}; options are: {known}") from None

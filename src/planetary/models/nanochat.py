@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from planetary.compiler.frontend.attention import WHOLE
+from planetary.core import decoding
 from planetary.core.errors import UserError
 from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.layers import HIDDEN_SCORE, causal_attention, mean_of_counted
@@ -196,7 +197,7 @@ def decode(params: Params, tokens: jax.Array, context: Context, **options: int) 
 def configure(options: dict[str, Any]) -> NanoChatConfig:
     """Return the config that `options` describe, or raise `UserError` naming the wrong option."""
     try:
-        return msgspec.convert(options, NanoChatConfig)
+        return decoding.convert(options, NanoChatConfig)
     except msgspec.ValidationError as error:
         known = ", ".join(NanoChatConfig.__struct_fields__)
         raise UserError(f"nanochat: {error}; options are: {known}") from None

@@ -17,6 +17,7 @@ import msgspec
 
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.store import write_atomically
+from planetary.core import decoding
 from planetary.core.errors import UserError
 from planetary.fleet.protocol.kind_reader import KindReader, journal_kind, kind_reader
 from planetary.machine.journal import Record
@@ -81,7 +82,7 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
         if self.reader is None:
             return []
         try:
-            return msgspec.convert(self.events, list[self.reader.records])
+            return decoding.convert(self.events, list[self.reader.records])
         except msgspec.ValidationError as error:
             raise UserError(f"the journal of {self.name} is damaged: {error}") from error
 
@@ -148,7 +149,7 @@ def read_facts(folder: str | os.PathLike[str]) -> RunFacts | None:
     """Read `facts.json`; None when the run has none. Raises `UserError` when it is damaged."""
     path = Path(folder) / FACTS
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunFacts)
+        return decoding.from_json(path.read_bytes(), RunFacts)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:

@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.errors import TrustError
 
 _PREFIX = "plt1."
@@ -119,7 +120,7 @@ def _split(token: str) -> tuple[Invite, bytes, bytes]:
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         body, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
-        invite = msgspec.json.decode(body, type=Invite)
+        invite = decoding.from_json(body, Invite)
         if len(invite.authority_fingerprint) != hashlib.sha256().digest_size:
             raise ValueError("wrong length of the fingerprint")
     except (binascii.Error, msgspec.MsgspecError, ValueError, RecursionError):

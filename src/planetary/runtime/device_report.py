@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from planetary.artifacts.store import BlobStore
+from planetary.core import decoding
 from planetary.core.deviations import worst_of
 from planetary.core.errors import CompileError, TrustError
 from planetary.runtime.backends import runtime_identity
@@ -55,7 +56,7 @@ def check_once(store: BlobStore, key: str, check: Callable[[], DeviceReport]) ->
     known = store.resolve(key)
     if known is not None:
         with contextlib.suppress(TrustError, msgspec.MsgspecError):
-            return msgspec.json.decode(store.get(known), type=DeviceReport)
+            return decoding.from_json(store.get(known), DeviceReport)
     report = check()
     store.link(key, store.put(msgspec.json.encode(report)))
     return report

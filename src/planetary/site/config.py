@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from planetary.compat.pcp.gateway_file import without_pcp
+from planetary.core import decoding
 from planetary.core.bounded_text import json_value, toml_tables
 from planetary.core.config import is_gateway_file
 from planetary.core.configuration.ranges import (
@@ -220,7 +221,7 @@ def _tables(path: Path) -> dict[str, Any]:
 def _converted(tables: Mapping[str, Any], path: Path) -> SiteConfig:
     given = _without_nothing(tables)
     try:
-        return msgspec.convert(given, SiteConfig)
+        return decoding.convert(given, SiteConfig)
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$")
         place = place.strip("`.")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from planetary.core import errors
+from planetary.core import decoding, errors
 from planetary.core.configuration.ranges import NotNegative, Positive
 from planetary.core.configuration.schema import Config, config_from_json
 from planetary.core.errors import CompileError, PlanetaryError, UserError
@@ -119,7 +119,7 @@ async def _answer(request: _Request, deadline_s: float, log: Path | None, stage:
             child.kill_group()
             await child.wait()  # otherwise the event loop may end before the system has told of the process's end
         try:
-            answer = msgspec.json.decode((folder / _ANSWER).read_bytes(), type=_Answer)
+            answer = decoding.from_json((folder / _ANSWER).read_bytes(), _Answer)
         except (FileNotFoundError, msgspec.MsgspecError):
             at = _read(folder / _STAGE)
             raise UserError(
@@ -205,7 +205,7 @@ def _carry_out(config: Config, request: _Request, folder: Path) -> Config:
 
 def _serve(folder: Path) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    request = msgspec.json.decode((folder / _REQUEST).read_bytes(), type=_Request)
+    request = decoding.from_json((folder / _REQUEST).read_bytes(), _Request)
     _limit(request.memory)
     try:
         made = _carry_out(config_from_json(request.config), request, folder)

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import inspect
 from starlette.requests import Request
 
+from planetary.core import decoding
 from planetary.core.configuration.ranges import describe, show_found
 from planetary.core.errors import did_you_mean
 from planetary.web.api_errors import ApiError, wrong
@@ -56,7 +57,7 @@ def decoded(data: bytes) -> Any:
 def converted(value: Any, kind: type[Body]) -> Body:
     """Return a JSON value as a struct. Raises `ApiError` as `parsed`."""
     try:
-        return msgspec.convert(value, kind, str_keys=True)
+        return decoding.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _invalid(error, value, kind) from None
 

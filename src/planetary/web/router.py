@@ -22,6 +22,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from planetary.core import decoding
 from planetary.core.configuration.ranges import describe, show_found
 from planetary.web.access import Scope
 from planetary.web.api_errors import ApiError, wrong
@@ -178,7 +179,7 @@ def _value_of(parameter: Parameter, text: str) -> Any:
     if parameter.place == "query" and not text:
         return parameter.default
     try:
-        return msgspec.convert(text, parameter.kind, strict=False)
+        return decoding.convert(text, parameter.kind, strict=False)
     except msgspec.ValidationError:
         expected = describe(msgspec.inspect.type_info(parameter.kind))
         raise wrong(parameter.name, f"expected {expected}, found {show_found(text)}") from None

@@ -36,6 +36,7 @@ import capnp as _capnp
 import msgspec
 import numpy as np
 
+from planetary.core import decoding
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.core.tensors import DTYPE_NAMES, HOST_DTYPES, TensorSpec
 from planetary.wire.limits import Limits
@@ -153,7 +154,7 @@ def _guess(magic: bytes) -> str:
 
 # --- the tensors that follow a message, to and from JSON
 
-_declarations = msgspec.json.Decoder(tuple[TensorSpec, ...])
+_declarations = decoding.json_decoder(tuple[TensorSpec, ...])
 _encoder = msgspec.json.Encoder()
 
 _MOST_DIMENSIONS = 32

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.wire.limits import Limits
 from planetary.wire.message import Message
@@ -42,7 +43,7 @@ class Protocol:
         self.limits = limits or Limits()
         self._floats = {kind: _float_fields(kind) for kind in messages}
         union: Any = reduce(or_, messages)
-        self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(union)
+        self._decoder: msgspec.json.Decoder[Message] = decoding.json_decoder(union)
 
     def __repr__(self) -> str:
         """Name the version and how many messages there are."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.option_values import rate, short_seconds
+from planetary.core import decoding
 from planetary.core.extension_points import TOPOLOGIES
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _measured(path: Path) -> dict[str, float]:
     from planetary.run.doctor.findings import Measurements
 
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Measurements)
+        found = decoding.from_json(path.read_bytes(), Measurements)
     except (OSError, msgspec.MsgspecError) as error:
         raise UserError(f"plan: {path} is no file of `planetary doctor --save`: {error}") from None
     if not (found.up and found.down) and not found.ring_rate:

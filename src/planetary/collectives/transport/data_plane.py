@@ -31,6 +31,7 @@ from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.shared_memory import SlotReader
 from planetary.collectives.transport.shared_state import StateSession
 from planetary.collectives.transport.sockets import DataConnection, SocketOptions
+from planetary.core import decoding
 from planetary.core.errors import PeerError, PlanetaryError, RemoteProtocolError
 from planetary.net.strangers import Door, Place, StrangerLimits
 
@@ -227,9 +228,7 @@ class DataPlane:
         place.end = incoming.end
         connection = incoming.open(self._tls, self._options, deadline)
         try:
-            introduction = msgspec.json.decode(
-                connection.read_block_by(INTRODUCTION_BYTES, deadline), type=Introduction
-            )
+            introduction = decoding.from_json(connection.read_block_by(INTRODUCTION_BYTES, deadline), Introduction)
 
             def known() -> bool:
                 return any(secrets.compare_digest(introduction.key.encode(), key.encode()) for key in self._keys)
@@ -399,7 +398,7 @@ class DataPlane:
     def _serve_state(self, connection: DataConnection) -> None:
         while True:
             data = connection.read_block(INTRODUCTION_BYTES, self._stall_s)
-            request = msgspec.json.decode(data, type=Request)
+            request = decoding.from_json(data, Request)
             session = self._session_of(request.seq)
             part = session.part(request.name, request.offset, request.length) if session is not None else None
             if session is None or part is None:
@@ -428,7 +427,7 @@ class DataPlane:
     def _answer_probes(self, connection: DataConnection) -> None:
         scratch = memoryview(bytearray(_SCRATCH))
         while True:
-            request = msgspec.json.decode(connection.read_block(256, self._stall_s), type=ProbeRequest)
+            request = decoding.from_json(connection.read_block(256, self._stall_s), ProbeRequest)
             if not 0 <= request.length <= _PROBE_MOST:
                 raise RemoteProtocolError(f"a measurement of {request.length} bytes was asked for")
             self._discard(connection, request.length, scratch)

@@ -18,6 +18,7 @@ from planetary.collectives.transport.lanes import open_connection
 from planetary.collectives.transport.piece_frames import Introduction, Request, StateAnswer
 from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.sockets import DataConnection, SocketOptions
+from planetary.core import decoding
 from planetary.core.errors import PeerError, PlanetaryError, TrustError, UserError
 from planetary.core.threads import Queue, Threads
 
@@ -214,7 +215,7 @@ class Fetcher:
         data = raw(self._buffers[name])[offset : offset + PART_BYTES]
         request = Request(self._seq, name, offset, len(data))
         connection.write_block(msgspec.json.encode(request), self._stall_s)
-        answer = msgspec.json.decode(connection.read_block(4096, self._stall_s), type=StateAnswer)
+        answer = decoding.from_json(connection.read_block(4096, self._stall_s), StateAnswer)
         if not answer.ok or answer.length != len(data):
             raise PeerError(f"asked for {len(data)} bytes of {name!r}: {answer.reason or answer.length}")
         connection.read(data, self._stall_s)

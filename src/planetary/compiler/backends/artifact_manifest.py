@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.errors import TrustError
 from planetary.core.step import ProgramSpec, StepSpec
 
@@ -72,5 +73,5 @@ def read_manifest(store: ArtifactCache, artifact: str) -> ArtifactManifest | Non
     if digest is None:
         return None
     with contextlib.suppress(TrustError, msgspec.DecodeError):
-        return msgspec.json.decode(store.get(digest), type=ArtifactManifest)
+        return decoding.from_json(store.get(digest), ArtifactManifest)
     return None

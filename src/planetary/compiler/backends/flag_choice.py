@@ -17,6 +17,7 @@ import msgspec
 from planetary.compiler import ir
 from planetary.compiler.backends.artifact_manifest import ArtifactCache
 from planetary.compiler.backends.pipeline import LATEST_CHOICE
+from planetary.core import decoding
 from planetary.core.errors import TrustError, UserError
 
 MIN_GAIN = 0.03
@@ -130,7 +131,7 @@ def read_choice(cache: ArtifactCache, key: str) -> FlagChoice | None:
     if digest is None:
         return None
     with contextlib.suppress(TrustError, msgspec.DecodeError):
-        return msgspec.json.decode(cache.get(digest), type=FlagChoice)
+        return decoding.from_json(cache.get(digest), FlagChoice)
     return None
 
 

@@ -7,6 +7,7 @@ import contextlib
 import msgspec
 
 from planetary.compiler.backends.artifact_manifest import ArtifactCache
+from planetary.core import decoding
 from planetary.core.errors import TrustError
 
 _KEY = "verified 2 "
@@ -48,5 +49,5 @@ def read_report(store: ArtifactCache, artifact: str) -> VerifyReport | None:
     if digest is None:
         return None
     with contextlib.suppress(TrustError, msgspec.DecodeError):
-        return msgspec.json.decode(store.get(digest), type=VerifyReport)
+        return decoding.from_json(store.get(digest), VerifyReport)
     return None

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import msgspec
 import numpy as np
 
+from planetary.core import decoding
 from planetary.core.configuration.ranges import ArgumentRole
 from planetary.core.errors import CompileError, UserError
 from planetary.core.meaning import Meaning
@@ -83,7 +84,7 @@ def manifest_from_json(data: bytes, where: str = "manifest.json") -> Manifest:
     Raises `UserError` naming the defect in `where`.
     """
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = decoding.from_json(data, Manifest)
     except msgspec.DecodeError as error:
         raise UserError(f"cannot read {where}: {error}") from error
     if manifest.version != FORMAT_VERSION:

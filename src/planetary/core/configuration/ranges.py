@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, inspect
 
+from planetary.core import decoding
 from planetary.core.errors import UserError
 from planetary.core.registry import OWN
 
@@ -157,7 +158,7 @@ def convert_value(value: object, wanted: Any) -> Any:
         raise ValueError("beyond 64 bits")
     if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
         raise ValueError("no text")
-    return msgspec.convert(value, wanted, strict=True)
+    return decoding.convert(value, wanted, strict=True)
 
 
 def _is_unicode(text: str) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.configuration.ranges import (
     MOST_NAME,
     RELAY,
@@ -547,8 +548,8 @@ def config_from_json(data: bytes | msgspec.Raw) -> Config:
     msgspec alone would read a kind's section as the empty base of all sections.
     """
     plain: dict[str, Any] = msgspec.json.decode(data)
-    kinds = {name: msgspec.convert(table, section_struct(name)) for name, table in plain.pop("kinds").items()}
-    return msgspec.structs.replace(msgspec.convert(plain, Config), kinds=kinds)
+    kinds = {name: decoding.convert(table, section_struct(name)) for name, table in plain.pop("kinds").items()}
+    return msgspec.structs.replace(decoding.convert(plain, Config), kinds=kinds)
 
 
 class Timings(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.exit_status import describe_exit
 from planetary.data.chat.messages import MOST_TEXT, ChatToRender, Rendered, Sample
@@ -116,6 +117,6 @@ async def _ask(process: asyncio.subprocess.Process, chat: ChatToRender) -> Rende
         process.stdin.write(msgspec.json.encode(chat) + b"\n")
         await process.stdin.drain()
         line = await process.stdout.readline()
-        return msgspec.json.decode(line, type=Rendered) if line.endswith(b"\n") else None
+        return decoding.from_json(line, Rendered) if line.endswith(b"\n") else None
     except (OSError, ValueError, msgspec.MsgspecError):  # ValueError: a line that is too long
         return None

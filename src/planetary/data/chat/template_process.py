@@ -12,6 +12,7 @@ import sys
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.errors import UserError
 from planetary.data.chat.messages import TRAINING_DAY, ChatToRender, Rendered
 from planetary.data.chat.template import ChatTemplate
@@ -29,7 +30,7 @@ def main() -> None:
     sys.stdout.buffer.write(b"ready\n")
     sys.stdout.buffer.flush()
     for line in sys.stdin.buffer:
-        chat = msgspec.json.decode(line, type=ChatToRender)
+        chat = decoding.from_json(line, ChatToRender)
         signal.setitimer(signal.ITIMER_REAL, chat.seconds)
         try:
             if template is None or chat.template != source:

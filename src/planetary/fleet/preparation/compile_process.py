@@ -10,10 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from planetary.artifacts.store import BlobStore
+from planetary.core import decoding
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.preparation import program_compiling
@@ -116,7 +116,7 @@ def _published(request: StepRequest | ProgramRequest, folder: Path) -> Published
 
 
 def _serve(folder: Path) -> None:
-    request = msgspec.json.decode((folder / REQUEST).read_bytes(), type=StepRequest | ProgramRequest)
+    request = decoding.from_json((folder / REQUEST).read_bytes(), StepRequest | ProgramRequest)
     answer_with(folder, lambda: _published(request, folder))
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.pipeline import LATEST_CHOICE, PIPELINE_VERSION, compiler_version
+from planetary.core import decoding
 from planetary.core.errors import CompileError, TrustError, UserError
 from planetary.core.exit_status import describe_exit
 from planetary.core.step import ProgramSpec, StepSpec
@@ -218,7 +219,7 @@ def known_artifact(store: BlobStore, key: str) -> PublishedArtifact | None:
     if digest is None:
         return None
     try:
-        found = msgspec.json.decode(store.get(digest), type=PublishedArtifact)
+        found = decoding.from_json(store.get(digest), PublishedArtifact)
         for blob in filter(None, (found.digest, found.reference)):
             store.verified_path(blob)
     except (TrustError, UserError, msgspec.MsgspecError):
@@ -253,7 +254,7 @@ async def answer_of_child(module: str, folder: Path) -> PublishedArtifact:
     finally:
         child.kill_group()
     try:
-        answer = msgspec.json.decode((folder / _ANSWER).read_bytes(), type=CompileAnswer)
+        answer = decoding.from_json((folder / _ANSWER).read_bytes(), CompileAnswer)
     except FileNotFoundError:
         output = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
         raise CompileError(
@@ -273,7 +274,7 @@ async def _wait_and_tell(child: Child, answer: Path) -> int:
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S)
             if answer.is_file():
-                found = msgspec.json.decode(answer.read_bytes(), type=CompileAnswer)
+                found = decoding.from_json(answer.read_bytes(), CompileAnswer)
                 if found.searching:
                     log.warning("%s Searching for the operation that is wrong, for at most 5 minutes", found.error)
                 break

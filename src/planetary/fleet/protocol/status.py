@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.fleet.protocol.kind_table import view_of
 
 RunState = Literal["preparing", "waiting", "training", "serving", "finishing", "finished", "failed", "stopped"]
@@ -140,4 +141,4 @@ def read_status(answer: dict[str, Any]) -> RunStatus:
         msgspec.ValidationError: it is no status.
     """
     kind = answer.get("kind", "")
-    return msgspec.convert(answer, view_of(str(kind)).status if kind else RunStatus)
+    return decoding.convert(answer, view_of(str(kind)).status if kind else RunStatus)

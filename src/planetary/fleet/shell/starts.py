@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.errors import LocalProtocolError, ResourceError
 
 
@@ -80,7 +81,7 @@ def write_start(path: Path, start: msgspec.Struct) -> Path:
 def read_start(path: Path, kind: type[Start]) -> Start:
     """Return the struct in a file. Raises `ResourceError`, and `LocalProtocolError` for something else."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decoding.from_json(path.read_bytes(), kind)
     except OSError as error:
         raise ResourceError(f"cannot read {path}, which this process was started with: {error.strerror}") from error
     except msgspec.MsgspecError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.machine.redial import LinkState
 
 AGAIN_S = 30.0  # seconds until an unchanged error is logged again
@@ -32,7 +33,7 @@ class SupervisorReport(msgspec.Struct, frozen=True, kw_only=True):
 def read_report(path: Path) -> SupervisorReport | None:
     """Return the newest report in a file; None when there is none yet."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=SupervisorReport)
+        return decoding.from_json(path.read_bytes(), SupervisorReport)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.configuration.ranges import check_instance, check_path, show_found
 from planetary.core.errors import UserError
 from planetary.core.user_code import find_modules_here
@@ -242,7 +243,7 @@ def step_options(given: StepOptions | Mapping[str, Any]) -> StepOptions:
             "takes the rate of every step as an argument: one artifact serves them all. Leave it out"
         )
     try:
-        return msgspec.convert(dict(given), StepOptions)
+        return decoding.convert(dict(given), StepOptions)
     except msgspec.ValidationError as error:
         raise UserError(f"step options: {error}; they are {', '.join(StepOptions.__struct_fields__)}") from None
 

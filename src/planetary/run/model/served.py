@@ -21,6 +21,7 @@ from planetary.artifacts.pretrained_weights import read_pretrained
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.check.logits import Logits
 from planetary.compiler.frontend.export import export_model, find_builder
+from planetary.core import decoding
 from planetary.core.config import load_config
 from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, is_pretrained, read_published
 from planetary.core.configuration.schema import Config, is_function
@@ -502,7 +503,7 @@ def _served(
         return msgspec.json.encode(decoded_widths(decode, params))
 
     found = widths() if traces is None else traces.get(("widths", specs), widths)
-    vocabulary, hidden = msgspec.json.decode(found, type=tuple[int, int])
+    vocabulary, hidden = decoding.from_json(found, tuple[int, int])
     return TracedModel(
         name=name,
         decode=decode,

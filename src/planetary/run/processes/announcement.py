@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from planetary.core import errors
+from planetary.core import decoding, errors
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -89,6 +89,6 @@ def _write(path: Path, report: Any) -> None:
 
 def _read(path: Path, kind: type[Report]) -> Report | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decoding.from_json(path.read_bytes(), kind)
     except FileNotFoundError:
         return None

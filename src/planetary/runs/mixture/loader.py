@@ -9,10 +9,10 @@ from collections.abc import Mapping, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed
+from planetary.core import decoding
 from planetary.core.errors import CompileError, ResourceError
 from planetary.core.step import FunctionSpec
 from planetary.fleet.protocol import messages as m
@@ -43,7 +43,7 @@ class MixtureLoader:
         assert isinstance(job, mm.MixtureJob)
         program = CheckedProgram(job, job.functions, place, self._open)
         run = program.run
-        plan = msgspec.json.decode(job.plan, type=MixturePlan)
+        plan = decoding.from_json(job.plan, MixturePlan)
         roles, verified, seconds = roles_on(program, job, plan.training.expert_optimizer.roles, place)
         ready = mm.MixtureReady(
             artifact=job.artifact, device=run.device_name, verified=verified, roles=roles, composer_s=seconds

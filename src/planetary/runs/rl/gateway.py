@@ -14,6 +14,7 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.packed_arrays import pack_arrays
+from planetary.core import decoding
 from planetary.core.configuration.identity import config_hash
 from planetary.core.configuration.schema import Config
 from planetary.core.errors import PlanetaryError, RemoteProtocolError, ResourceError
@@ -346,7 +347,7 @@ class PolicyRun:
                 verdicts[i], replies[i] = last, None
         rollouts.settle(dialogues, verdicts, replies)
         outcomes = tuple(
-            msgspec.convert({"number": number, **outcome_of(rollouts.group(held_out, number))}, GroupOutcome)
+            decoding.convert({"number": number, **outcome_of(rollouts.group(held_out, number))}, GroupOutcome)
             for number in groups
         )
         return RolloutsJudged(task, outcomes, tokens=tokens)

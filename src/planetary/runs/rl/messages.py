@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.adapters import Adapter
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
@@ -43,7 +44,7 @@ class PolicyJob(m.RoleJob, frozen=True, kw_only=True):
     @property
     def shape(self) -> PolicyShape:
         """The sizes the policy is compiled for."""
-        return msgspec.json.decode(self.plan, type=PolicyShape)
+        return decoding.from_json(self.plan, PolicyShape)
 
     @property
     def functions(self) -> dict[str, FunctionSpec]:

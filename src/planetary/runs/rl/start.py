@@ -12,6 +12,7 @@ from planetary.artifacts.checkpoint import Checkpoint, checkpoint_to_resume
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.artifacts.store import BlobStore, write_atomically
+from planetary.core import decoding
 from planetary.core.configuration.own_files import own_files
 from planetary.core.configuration.schema import Config
 from planetary.core.errors import TrustError, UserError
@@ -108,7 +109,7 @@ def begin_policy(
     mark, outer = Mark(0, 0, 1), initial
     if found is not None:
         _check_same(found, prepared, policy)
-        mark = msgspec.json.decode(found.info.controller, type=Mark)
+        mark = decoding.from_json(found.info.controller, Mark)
         outer = OuterState(dict(found.params), dict(found.velocity), dict(found.moments))
     resumed = TrainingResumed(run=config.run.name, rounds=policy.rounds, mark=mark, config_hash=policy.config_hash)
     state.apply(resumed)

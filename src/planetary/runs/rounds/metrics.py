@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.fleet.protocol.kind_table import view_of
 from planetary.fleet.protocol.records import MetricsLine
 
@@ -139,7 +140,7 @@ class RoundMetrics(MetricsLine, frozen=True, kw_only=True):
             struct = getattr(view_of(str(self.own.get("kind", ""))), "metrics", None)
             if struct is None:
                 raise ValueError(f"the kind of run {self.own.get('kind')!r} has no metrics of its own")
-            msgspec.structs.force_setattr(self, "own", msgspec.convert(self.own, struct, str_keys=True))
+            msgspec.structs.force_setattr(self, "own", decoding.convert(self.own, struct, str_keys=True))
 
     @property
     def number(self) -> int:

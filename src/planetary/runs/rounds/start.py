@@ -12,6 +12,7 @@ import numpy as np
 from planetary.artifacts.checkpoint import Checkpoint, checkpoint_to_resume
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.store import BlobStore
+from planetary.core import decoding
 from planetary.core.configuration.identity import config_hash
 from planetary.core.configuration.own_files import own_files
 from planetary.core.configuration.schema import Config
@@ -187,7 +188,7 @@ def outer_state_of(checkpoint: Checkpoint | None, prepared: Prepared) -> tuple[L
     if checkpoint is None:
         optimizer = optimizer_of(prepared.config.outer)
         return LeaseMark(0, 0, 1, LeaseLedger()), initial_state(prepared.step.spec.params, prepared.params, optimizer)
-    mark = msgspec.json.decode(checkpoint.info.controller, type=LeaseMark)
+    mark = decoding.from_json(checkpoint.info.controller, LeaseMark)
     return mark, OuterState(dict(checkpoint.params), dict(checkpoint.velocity), dict(checkpoint.moments))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol import messages as m
@@ -61,7 +62,7 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
     @property
     def shape(self) -> ServingShape:
         """The sizes of the functions."""
-        return msgspec.json.decode(self.plan, type=ServingShape)
+        return decoding.from_json(self.plan, ServingShape)
 
     @property
     def functions(self) -> dict[str, FunctionSpec]:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from planetary.artifacts.store import write_atomically
+from planetary.core import decoding
 from planetary.core.errors import ConflictError, TrustError
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.gateway.gateway import Gateway
@@ -150,7 +151,7 @@ def _identity(folder: Path, system: System) -> str:
     """Return the unique identity of this run of a hub; made once."""
     path = folder / HUB
     try:
-        return msgspec.json.decode(path.read_bytes(), type=str)
+        return decoding.from_json(path.read_bytes(), str)
     except FileNotFoundError:
         identity = system.entropy(6).hex()
         write_atomically(path, msgspec.json.encode(identity), system.files)

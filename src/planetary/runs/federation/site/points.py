@@ -20,6 +20,7 @@ import numpy as np
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
 from planetary.artifacts.store import write_atomically
+from planetary.core import decoding
 from planetary.core.errors import PlanetaryError, TrustError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.runs.federation.messages import SiteTerms
@@ -131,7 +132,7 @@ class SitePoints:
         path = self._folder / name
         try:
             fields, arrays = unpack_arrays(path.read_bytes(), name)
-            return msgspec.json.decode(fields, type=kind), arrays
+            return decoding.from_json(fields, kind), arrays
         except FileNotFoundError:
             return None
         except (PlanetaryError, msgspec.MsgspecError) as error:

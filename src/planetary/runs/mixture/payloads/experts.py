@@ -13,6 +13,7 @@ import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.artifacts.ternary_matrices import expanded, pack_ternary, ternary_tensors
+from planetary.core import decoding
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
@@ -71,7 +72,7 @@ def work_from(data: Packed) -> tuple[HeldExperts, list[EncodedSketch]]:
     """Return experts and sketches, or raise `RemoteProtocolError`."""
     raw, arrays = unpack_arrays(data, "work")
     try:
-        count = msgspec.json.decode(raw, type=int)
+        count = decoding.from_json(raw, int)
         sketches = [sketch_from(arrays[f"sketch/{i}"].data) for i in range(count)]
         return experts_from(arrays["experts"].data), sketches
     except (msgspec.DecodeError, KeyError) as error:
@@ -148,7 +149,7 @@ def _delta_parts(deltas: Mapping[str, Delta]) -> tuple[dict[str, _DeltaFields], 
 
 def _deltas(raw: msgspec.Raw, parts: Tensors) -> dict[str, Delta]:
     try:
-        fields = msgspec.json.decode(raw, type=dict[str, _DeltaFields])
+        fields = decoding.from_json(raw, dict[str, _DeltaFields])
         return {
             name: Delta(f.form, f.shape, tuple(parts[f"{name}/{i}"] for i in range(f.parts)))
             for name, f in fields.items()

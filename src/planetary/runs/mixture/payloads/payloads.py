@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
+from planetary.core import decoding
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors
 from planetary.runs.mixture.methods.codec import FourBitRows
@@ -76,6 +77,6 @@ def fragment_from(data: Packed) -> dict[str, np.ndarray]:
 def payload_fields(raw: msgspec.Raw, kind: type[Fields], what: str) -> Fields:
     """Return the fields of a payload that holds `what`, or raise `RemoteProtocolError`."""
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return decoding.from_json(raw, kind)
     except msgspec.DecodeError as error:
         raise RemoteProtocolError(f"a payload of {what} has other fields: {error}") from None

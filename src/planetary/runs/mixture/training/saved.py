@@ -22,6 +22,7 @@ import numpy as np
 from planetary.artifacts.checkpoint import MARKER
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
+from planetary.core import decoding
 from planetary.core.errors import ResourceError, TrustError, UserError
 from planetary.core.tensors import DTYPE_NAMES, TensorSpec
 from planetary.models.latent_moe_config import LatentMoeConfig
@@ -115,7 +116,7 @@ def read_training(folder: Path) -> SavedTraining:
         rest = (folder / REST).read_bytes()
         if hashlib.sha256(rest).hexdigest() != (folder / MARKER).read_text("ascii", "replace").strip():
             raise TrustError(f"the saved training {folder} is damaged: {REST} has another sha256 than in {MARKER}")
-        head = msgspec.json.decode(rest, type=_Rest)
+        head = decoding.from_json(rest, _Rest)
         if head.format != FORMAT:
             raise TrustError(f"the saved training {folder} has format {head.format}, this version reads {FORMAT}")
         with (folder / ARRAYS).open("rb") as file:
@@ -126,7 +127,7 @@ def read_training(folder: Path) -> SavedTraining:
                 f"{head.sha256[:12]}…"
             )
         arrays = read_safetensors(folder / ARRAYS)[1]
-        return msgspec.json.decode(head.saved, type=SavedTraining, dec_hook=lambda _, number: arrays[str(number)])
+        return decoding.from_json(head.saved, SavedTraining, dec_hook=lambda _, number: arrays[str(number)])
     except (msgspec.DecodeError, KeyError) as error:
         raise TrustError(f"the saved training {folder} was written by another version of planetary: {error}") from None
     except FileNotFoundError as error:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.errors import UserError
 from planetary.runs.rl.environments.judging import Judged, task_of, verdict_of
 from planetary.runs.rl.environments.tasks import Problem, Task
@@ -128,7 +129,7 @@ def main() -> None:
     own = os.getpid()
     with os.fdopen(requests, "rb") as source:
         for line in source:
-            request = msgspec.json.decode(line, type=Request)
+            request = decoding.from_json(line, Request)
             if task is None or request.case is None:
                 task, problem = loaded(name)
                 verdict = Judged(problem=problem)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.errors import UserError
 from planetary.core.exit_status import describe_exit
 from planetary.runs.rl.environments.judge_process import LEFT_RUNNING, Answer, Case, Request
@@ -123,7 +124,7 @@ class _JudgeProcess:
         if not line.endswith(b"\n"):
             return None
         try:
-            answer = msgspec.json.decode(line, type=Answer)
+            answer = decoding.from_json(line, Answer)
         except msgspec.MsgspecError:
             raise _ForeignLineError from None
         if not secrets.compare_digest(answer.ticket, request.ticket):

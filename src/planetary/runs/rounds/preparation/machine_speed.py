@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.store import BlobStore, write_atomically
+from planetary.core import decoding
 from planetary.core.configuration.schema import Config
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
@@ -134,7 +135,7 @@ def _key(published: PublishedArtifact, target: CompileTarget, workers: int, thre
 
 def _read(path: Path) -> KeptSpeed | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=KeptSpeed)
+        return decoding.from_json(path.read_bytes(), KeptSpeed)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 

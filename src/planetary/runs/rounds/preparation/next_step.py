@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.configuration.schema import Config, config_from_json
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
@@ -38,7 +39,7 @@ async def export_apart(config: Config, overrides: Sequence[str], cache: Path) ->
         folder = Path(name)
         (folder / "request.json").write_bytes(msgspec.json.encode((changed, str(cache))))
         await answer_of_child("planetary.runs.rounds.preparation.next_step", folder)
-        record = msgspec.json.decode((folder / "record.json").read_bytes(), type=StepRecord)
+        record = decoding.from_json((folder / "record.json").read_bytes(), StepRecord)
     return await asyncio.to_thread(prepare_run, changed, cache, _ignore, record)
 
 
@@ -88,7 +89,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _serve(folder: Path) -> None:
-    encoded, cache = msgspec.json.decode((folder / "request.json").read_bytes(), type=tuple[msgspec.Raw, str])
+    encoded, cache = decoding.from_json((folder / "request.json").read_bytes(), tuple[msgspec.Raw, str])
     config = config_from_json(encoded)
 
     def made() -> PublishedArtifact:

@@ -15,6 +15,7 @@ import numpy as np
 
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.compiler.frontend.export import Model, call_builder, checked_build, export_loss, find_builder
+from planetary.core import decoding
 from planetary.core.adapters import widened_values
 from planetary.core.configuration.schema import Config, is_function
 from planetary.core.deviations import as_float
@@ -92,7 +93,7 @@ def with_reference(config: Config, data: PreparedData, store: BlobStore, record:
     layout = ExampleLayout((*data.layout.columns, REFERENCE))
     note = data.folder / f"reference-{key[:32]}.json"
     try:
-        train, held_out = msgspec.json.decode(note.read_bytes(), type=tuple[TokenFile, TokenFile])
+        train, held_out = decoding.from_json(note.read_bytes(), tuple[TokenFile, TokenFile])
     except (OSError, msgspec.MsgspecError):
         model = model or model_of(config)
         values = {**model.constants, **widened_values(model.narrow, held), **({} if model.adapters else start)}

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.store import BlobStore
+from planetary.core import decoding
 from planetary.core.configuration.schema import Config, is_function
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import TrustError, UserError
@@ -204,7 +205,7 @@ def usable_record(store: BlobStore, parts: str, kind: type[RecordT], own: Record
     if digest is None:
         return None
     try:
-        record = msgspec.json.decode(store.get(digest), type=kind)
+        record = decoding.from_json(store.get(digest), kind)
     except (TrustError, UserError, msgspec.MsgspecError):
         return None  # damaged is as good as absent
     same = record.environment == environment() and not record.changed_sources()

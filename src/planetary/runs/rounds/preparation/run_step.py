@@ -11,6 +11,7 @@ import msgspec
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.store import write_atomically
+from planetary.core import decoding
 from planetary.fleet.gateway.run_files import EVENTS, STEP, STEPS
 from planetary.runs.rounds.preparation.prepared_steps import PreparedRecord, RecordT
 
@@ -43,7 +44,7 @@ def step_in_use(folder: Path, kind: type[T]) -> T | None:
 def record_of(path: Path, kind: type[T]) -> T | None:
     """Return the record in a file; None for one that is absent or damaged."""
     with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decoding.from_json(path.read_bytes(), kind)
     return None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from planetary.core import decoding
 from planetary.core.errors import CompileError
 from planetary.core.exit_status import describe_exit
 from planetary.core.step import StepSpec
@@ -84,7 +85,7 @@ async def time_steps(folder: Path, request: TimingRequest) -> StepTimes:
     if code != 0:
         output = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
         raise CompileError(f"the process that runs the step {describe_exit(code)}: {output[-1] if output else ''}")
-    return msgspec.json.decode((folder / "times.json").read_bytes(), type=StepTimes)
+    return decoding.from_json((folder / "times.json").read_bytes(), StepTimes)
 
 
 def _serve(folder: Path) -> None:
@@ -93,7 +94,7 @@ def _serve(folder: Path) -> None:
     from planetary.runtime.executor import open_executor
     from planetary.runtime.host import usable_cores
 
-    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=TimingRequest)
+    request = decoding.from_json((folder / "request.json").read_bytes(), TimingRequest)
     params, buffers = (_load(folder / name) for name in ("params.npz", "buffers.npz"))
     executor = open_executor(request.artifact, request.spec, backend=request.backend, threads=request.threads or None)
     executor.load(params, buffers, None)

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.store import BlobStore, write_atomically
+from planetary.core import decoding
 from planetary.core.errors import PlanetaryError, TrustError
 from planetary.core.exit_status import describe_exit
 from planetary.fleet.shell.child import Child
@@ -167,7 +168,7 @@ class BackendTrial:
             for backend in self._children:
                 path = self._folders[backend] / name
                 if path.exists():
-                    return msgspec.json.decode(path.read_bytes(), type=Loaded)
+                    return decoding.from_json(path.read_bytes(), Loaded)
             await asyncio.sleep(POLL_S)
         return None
 
@@ -180,7 +181,7 @@ class BackendTrial:
             for backend in waiting:
                 path = self._folders[backend] / "loaded"
                 if path.exists():
-                    steps[backend] = msgspec.json.decode(path.read_bytes(), type=Loaded).step
+                    steps[backend] = decoding.from_json(path.read_bytes(), Loaded).step
             if time.monotonic() > deadline:
                 for backend in (b for b in waiting if b not in steps):
                     self._failures[backend] = f"not ready {PATIENCE_S:.0f} s after the others; tried again next time"
@@ -194,7 +195,7 @@ class BackendTrial:
         deadline = time.monotonic() + TIME_LIMIT_S / 10
         while backend in self._alive():
             if (own / f"times-{turn}").exists():
-                return msgspec.json.decode((own / f"times-{turn}").read_bytes(), type=list[float])
+                return decoding.from_json((own / f"times-{turn}").read_bytes(), list[float])
             if time.monotonic() > deadline:
                 self._failures[backend] = f"{STEPS} steps did not end within {TIME_LIMIT_S / 10:.0f} s"
                 self._children[backend].kill()
@@ -223,7 +224,7 @@ class BackendTrial:
         if digest is None:
             return None
         try:
-            return msgspec.json.decode(self._store.get(digest), type=BackendChoice)
+            return decoding.from_json(self._store.get(digest), BackendChoice)
         except (TrustError, msgspec.MsgspecError):
             return None
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from planetary.core import decoding
 from planetary.core.errors import UserError
 from planetary.runs.serve.http.grammar import ResponseFormat
 from planetary.runs.serve.http.tools.tool_use import ToolUse, shown_tool, tool_use_of
@@ -152,7 +153,7 @@ def _for_template(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     """
     found = {name: value for name, value in message.items() if value is not None}
     try:
-        typed = msgspec.convert(found, ChatMessage)
+        typed = decoding.convert(found, ChatMessage)
     except msgspec.ValidationError as error:
         raise wrong("messages", str(error).replace("`$", f"`{place}")) from None
     if typed.tool_calls:

@@ -16,6 +16,7 @@ import numpy as np
 
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.artifacts.store import digest_of, write_atomically
+from planetary.core import decoding
 from planetary.core.errors import TrustError, UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
@@ -184,13 +185,13 @@ def read_exported(folder: Path) -> ExportedModel:
     """
     try:
         text = (folder / MANIFEST).read_bytes()
-        made = msgspec.json.decode(text, type=_MadeAs).format
+        made = decoding.from_json(text, _MadeAs).format
         if made not in (0, FORMAT):
             raise TrustError(
                 f"{folder} was exported in format {made}, and this planetary reads format {FORMAT}: export the model "
                 "again"
             )
-        manifest = msgspec.json.decode(text, type=ExportManifest)
+        manifest = decoding.from_json(text, ExportManifest)
     except (OSError, msgspec.MsgspecError) as error:
         raise TrustError(f"{folder / MANIFEST} is no manifest of a served model: {error}") from None
     shape = manifest.shape

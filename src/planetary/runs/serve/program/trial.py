@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from planetary.core import decoding
 from planetary.core.errors import TrustError
 from planetary.runs.serve.program.shape import PAGE, ServingShape
 
@@ -68,7 +69,7 @@ def encode_trial(trial: ServingTrial) -> bytes:
 def decode_trial(data: bytes, shape: ServingShape) -> ServingTrial:
     """Reverse `encode_trial`. Raises `TrustError` for anything else."""
     try:
-        trial = msgspec.msgpack.decode(data, type=ServingTrial)
+        trial = decoding.from_msgpack(data, ServingTrial)
     except msgspec.MsgspecError as error:
         raise TrustError(f"the trial of the served model cannot be read: {error}") from error
     places, size = len(trial.tokens), 4 * shape.candidates

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
+from planetary.core import decoding
 from planetary.runs.serve.http.generation import Choice, ChoicePiece, WholeCall
 from planetary.runs.serve.http.grammar import JsonSchemaFormat, ResponseFormat
 from planetary.runs.serve.http.requests import ChatRequest
@@ -131,7 +132,7 @@ def _choice(choice: ToolChoice) -> str | dict[str, Any]:
 
 def _tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
     try:
-        found = msgspec.convert(tool, _Tool)
+        found = decoding.convert(tool, _Tool)
     except msgspec.ValidationError as error:
         raise wrong("tools", f"tools[{number}]: {error}; tools of the server itself are not supported here") from None
     described = {} if found.description is None else {"description": found.description}
@@ -145,7 +146,7 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
     for i, raw in enumerate(body.messages):
         place = f"messages[{i}]"
         try:
-            message = msgspec.convert(raw, _Message)
+            message = decoding.convert(raw, _Message)
         except msgspec.ValidationError as error:
             raise wrong("messages", str(error).replace("`$", f"`{place}")) from None
         if isinstance(message.content, str):
@@ -282,7 +283,7 @@ def _block(part: str | WholeCall) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     try:
-        found = msgspec.json.decode(part.arguments.encode(), type=dict[str, Any])
+        found = decoding.from_json(part.arguments.encode(), dict[str, Any])
     except msgspec.DecodeError:  # cut by max_tokens
         return {"type": "text", "text": part.arguments}
     return {"type": "tool_use", "id": part.id, "name": part.name, "input": found}

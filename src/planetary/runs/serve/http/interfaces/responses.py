@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from planetary.core import decoding
 from planetary.runs.serve.http import answers
 from planetary.runs.serve.http.generation import Choice, ChoicePiece, WholeCall
 from planetary.runs.serve.http.grammar import JsonSchemaFormat, ResponseFormat
@@ -155,7 +156,7 @@ def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:
     for i, raw in enumerate(items):
         place = f"input[{i}]"
         try:
-            item = msgspec.convert(raw, _Item)
+            item = decoding.convert(raw, _Item)
         except msgspec.ValidationError as error:
             if raw.get("type") == "item_reference":
                 raise wrong("input", f"{place}: nothing is stored, so no item can be referred to") from None

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from planetary.core import decoding
 from planetary.core.extension_points import TOOL_FORMATS
 from planetary.runs.serve.http.tools.tool_format import Call, ToolFormat, call_of, value_end
 
@@ -142,7 +143,7 @@ def format_of(template: str) -> type[ToolFormat]:
 
 def _array(text: str) -> list[msgspec.Raw]:
     try:
-        return msgspec.json.decode(text.encode(), type=list[msgspec.Raw])
+        return decoding.from_json(text.encode(), list[msgspec.Raw])
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from None
 

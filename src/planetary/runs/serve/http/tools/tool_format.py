@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
+from planetary.core import decoding
+
 
 @dataclass(frozen=True)
 class Call:
@@ -92,11 +94,11 @@ def call_of(data: bytes | msgspec.Raw) -> Call:
     Arguments keep the text the model wrote. Some models write them as a string with JSON in it.
     """
     try:
-        written = msgspec.json.decode(data, type=_Written)
+        written = decoding.from_json(data, _Written)
         arguments = bytes(written.arguments) or bytes(written.parameters) or b"{}"
         if arguments.startswith(b'"'):
-            arguments = msgspec.json.decode(arguments, type=str).encode()
-        msgspec.json.decode(arguments, type=dict[str, Any])
+            arguments = decoding.from_json(arguments, str).encode()
+        decoding.from_json(arguments, dict[str, Any])
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
     return Call(written.name, arguments.decode())

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from planetary.core import decoding
 from planetary.runs.serve.http.tools.tool_format import AnswerReader, CallReader, ForcedCallReader, ToolFormat
 from planetary.runs.serve.http.unsupported_fields import note_ignored
 from planetary.web.api_errors import ApiError, wrong
@@ -98,7 +99,7 @@ def tool_use_of(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, A
     if choice in (None, "auto", "required"):
         return ToolUse(functions, choice == "required", parallel)
     try:
-        name = msgspec.convert(choice, _Choice).function.name
+        name = decoding.convert(choice, _Choice).function.name
     except msgspec.ValidationError:
         expected = 'none, auto, required or {"type": "function", "function": {"name": ...}}'
         raise wrong("tool_choice", f"expected {expected}, found {choice!r}") from None
@@ -117,7 +118,7 @@ def shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _function(tool: Mapping[str, Any], place: str) -> Function:
     try:
-        function = msgspec.convert(tool, Tool).function
+        function = decoding.convert(tool, Tool).function
     except msgspec.ValidationError as error:
         raise _refused(place, str(error)) from None
     if function.parameters is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import stat
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -89,3 +92,16 @@ def test_child_says_what_is_wrong_with_its_file(tmp_path: Path, capsys: pytest.C
         read_start(path, WorkerStart)
     assert main(["worker", str(tmp_path / "nothing.json")]) == 7
     assert "which this process was started with" in " ".join(capsys.readouterr().err.split())
+
+
+def test_crash_below_python_leaves_the_stack_in_the_log(tmp_path: Path) -> None:
+    """As of a library's segmentation fault; the child waits for its file, a pipe, meanwhile."""
+    path, log = tmp_path / "start", tmp_path / "log"
+    os.mkfifo(path)
+    with log.open("w") as output:
+        child = subprocess.Popen(start_command("gateway", path), stderr=output)
+    with path.open("w"):  # opened once the child has begun to read
+        child.send_signal(signal.SIGSEGV)
+        assert child.wait(30) == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in log.read_text()
+    assert "in read_start" in log.read_text()

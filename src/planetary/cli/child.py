@@ -5,6 +5,7 @@ The file says all (see `fleet.shell.starts`). The process ends when its parent d
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import sys
 from collections.abc import Sequence
@@ -26,4 +27,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # a crash in a library leaves the stacks of all threads in the log
     leave(main(sys.argv[1:]))

@@ -105,7 +105,7 @@ def test_killed_workers_are_not_seen_in_streams(server: Server) -> None:
         for one in client.completions.create(**asked, stream=True):
             choice = one.choices[0]
             text, pieces = text + choice.text, pieces + 1
-            tokens += choice.logprobs.tokens if choice.logprobs is not None else []
+            tokens += (choice.logprobs.tokens or []) if choice.logprobs is not None else []
             if pieces in (10, 60) and (workers := server.workers()):
                 for worker in workers:
                     os.kill(worker, signal.SIGKILL)

@@ -8,7 +8,7 @@ from planetary.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from planetary.compiler.frontend.framework import BuiltModel, Framework, ModuleBuilder
-    from planetary.compiler.step.inner_optimizers import InnerOptimizer
+    from planetary.compiler.step.inner_optimizer import InnerOptimizer
     from planetary.compiler.step.optimizers import Transform, per_parameter
     from planetary.core.configuration.family import Family
     from planetary.core.configuration.needs import Need
@@ -43,7 +43,7 @@ _HOMES = {
     "Document": "planetary.data.formats",
     "Family": "planetary.core.configuration.family",
     "Framework": "planetary.compiler.frontend.framework",
-    "InnerOptimizer": "planetary.compiler.step.inner_optimizers",
+    "InnerOptimizer": "planetary.compiler.step.inner_optimizer",
     "Judge": "planetary.sync.judgement",
     "ScoredRows": "planetary.data.metrics",
     "SourceFile": "planetary.data.files",

@@ -14,7 +14,7 @@ from planetary.core.registry import Registry
 INNER_OPTIMIZERS: Registry[Any] = Registry(
     "inner optimizer",
     "planetary.inner_optimizers",
-    "planetary.compiler.step.inner_optimizers:InnerOptimizer",
+    "planetary.compiler.step.inner_optimizer:InnerOptimizer",
     ["planetary.compiler.step.inner_optimizers"],
 )
 SCHEDULES: Registry[Any] = Registry(

@@ -10,7 +10,8 @@ import pytest
 
 from planetary.compiler.check.interpreter import run_interpreter
 from planetary.compiler.frontend.export import Model, export_model
-from planetary.compiler.step.remat_policy import Plan, TapeStep, plan
+from planetary.compiler.step.remat_policy import TapeStep, plan
+from planetary.compiler.step.step_module import Plan
 from planetary.compiler.step.train_step import TrainStep, build_train_step
 from planetary.core.configuration.step_options import StepOptions, remat_budget
 

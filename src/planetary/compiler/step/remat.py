@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from planetary.compiler import ir
 from planetary.compiler.ir import Block, Operation, Value
-from planetary.compiler.step.remat_policy import Plan, TapeStep, plan
+from planetary.compiler.step.remat_policy import TapeStep, plan
+from planetary.compiler.step.step_module import Plan
 
 _VIEWS = frozenset(
     f"stablehlo.{name}"

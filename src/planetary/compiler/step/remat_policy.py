@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planetary.compiler.step.step_module import Plan
+
 
 @dataclass(frozen=True)
 class TapeStep:
@@ -27,27 +29,6 @@ class TapeStep:
     nbytes: int
     cost: float
     needed: bool
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The partition of a tape into kept and recomputed steps.
-
-    Attributes:
-        cuts: positions of the last steps of all segments but the last, ascending.
-        kept: positions of steps whose results stay in memory.
-        recomputed: per segment but the last, the positions computed again, ascending.
-        bytes_before: of all results of the forward pass the backward pass reads.
-        bytes_after: of those, the most that are alive at once under the plan.
-        cost: of all recomputation, as a share of the cost of the tape.
-    """
-
-    cuts: tuple[int, ...]
-    kept: frozenset[int]
-    recomputed: tuple[tuple[int, ...], ...]
-    bytes_before: int
-    bytes_after: int
-    cost: float
 
 
 _TRIALS = 24  # segment sizes that are tried

@@ -29,10 +29,9 @@ from planetary.compiler.rewrites.precision import (
 )
 from planetary.compiler.step import optimizers
 from planetary.compiler.step.accumulation import over_parts, whole_batch
-from planetary.compiler.step.inner_optimizers import optimizer_of
+from planetary.compiler.step.inner_optimizer import optimizer_of
 from planetary.compiler.step.remat import rematerialise
-from planetary.compiler.step.remat_policy import Plan
-from planetary.compiler.step.step_module import TrainStep
+from planetary.compiler.step.step_module import Plan, TrainStep
 from planetary.compiler.step.widening import widen_at_each_use
 from planetary.core.configuration.step_options import StepOptions, remat_budget
 from planetary.core.errors import CompileError, UnsupportedOpError, UserError

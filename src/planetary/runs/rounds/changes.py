@@ -47,15 +47,6 @@ class Offer(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-def start_offer(codec: str, digest: str, specs: Sequence[TensorSpec]) -> Offer:
-    """Return the offer of the initial parameters in a codec, whose bytes have this digest."""
-    from planetary.sync.payload import PayloadForm  # a node manager loads this module, and no codec
-
-    nbytes = PayloadForm(codec, specs).spec.nbytes
-    message = rm.Parameters(version=0, digest=digest, codec=codec)
-    return Offer(message, ParametersOf(0), nbytes, "initial parameters")
-
-
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """The newest version as a change; this base: there is none, and it is sent whole.
 

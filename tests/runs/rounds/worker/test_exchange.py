@@ -22,7 +22,8 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.core.token_slice import Slice
 from planetary.machine.events import Event
 from planetary.runs.rounds import messages as rm
-from planetary.runs.rounds.changes import ChangeOf, start_offer
+from planetary.runs.rounds.changes import ChangeOf
+from planetary.runs.rounds.controller.star import start_offer
 from planetary.runs.rounds.events import EndParametersOf, OuterStepDone, TakeOuterStep
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.worker.compute import Compute

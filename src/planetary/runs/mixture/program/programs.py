@@ -38,7 +38,7 @@ from planetary.compiler.rewrites import normalise
 from planetary.compiler.rewrites.precision import round_contractions
 from planetary.compiler.step import optimizers
 from planetary.compiler.step.accumulation import over_parts
-from planetary.compiler.step.inner_optimizers import optimizer_of
+from planetary.compiler.step.inner_optimizer import optimizer_of
 from planetary.compiler.step.remat import rematerialise
 from planetary.core.configuration.step_options import StepOptions, remat_budget
 from planetary.core.errors import UserError

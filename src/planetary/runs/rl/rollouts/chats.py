@@ -12,8 +12,7 @@ from typing import Any
 from planetary.core.errors import UserError
 from planetary.data.chat.renderer import ChatRenderer
 from planetary.net.loop_thread import LoopThread
-from planetary.runs.serve.http.tools.families import format_of
-from planetary.runs.serve.http.tools.tool_format import CallPiece, CallReader
+from planetary.runs.serve.http.tools.tool_format import CallPiece, CallReader, format_of
 from planetary.runs.serve.http.tools.tool_use import shown_tool
 
 Message = Mapping[str, Any]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol.events import DropAttachment
 from planetary.machine.events import Received
-from planetary.runs.rounds.changes import Offer, start_offer, unchanged
+from planetary.runs.rounds.changes import Offer, ParametersOf, unchanged
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.events import KeepParameters, MeasureContributions, OuterStepDone, TakeOuterStep
+from planetary.runs.rounds.messages import Parameters
 from planetary.runs.rounds.records import ContributionsJudged, LeaseMark, ParametersSent, RoundClosed
 from planetary.runs.rounds.sessions import Trainer, TrainInFlight
 from planetary.runs.rounds.state import OpenRound
@@ -263,3 +267,12 @@ class Star(Topology):
 
     def made(self, round_: int, needed: tuple[int, ...]) -> None:
         self._desk.out.append(KeepParameters((*needed, round_)))
+
+
+def start_offer(codec: str, digest: str, specs: Sequence[TensorSpec]) -> Offer:
+    """Return the offer of the initial parameters in a codec, whose bytes have this digest."""
+    from planetary.sync.payload import PayloadForm  # a node manager loads this module, and no codec
+
+    nbytes = PayloadForm(codec, specs).spec.nbytes
+    message = Parameters(version=0, digest=digest, codec=codec)
+    return Offer(message, ParametersOf(0), nbytes, "initial parameters")

@@ -41,8 +41,7 @@ from planetary.runs.serve.http.requests import (
     template_names,
 )
 from planetary.runs.serve.http.service import Service
-from planetary.runs.serve.http.tools.families import format_of
-from planetary.runs.serve.http.tools.tool_format import AnswerReader, ToolFormat
+from planetary.runs.serve.http.tools.tool_format import AnswerReader, ToolFormat, format_of
 from planetary.runs.serve.http.unsupported_fields import note_ignored
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import ServingShape

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from planetary.core import decoding
-from planetary.core.extension_points import TOOL_FORMATS
 from planetary.runs.serve.http.tools.tool_format import Call, ToolFormat, call_of, value_end
 
 _LONGEST_NAME = 300  # characters before the arguments of a call
@@ -134,11 +133,6 @@ class Generic(Hermes):
         text = _text_of(message)
         found = {key: value for key, value in message.items() if key != "tool_calls"}
         return {**found, "content": f"{text}\n{written}" if text else written}
-
-
-def format_of(template: str) -> type[ToolFormat]:
-    """Return how a model with this chat template writes calls: as the first family that recognises it."""
-    return next((one for one in TOOL_FORMATS.built_in.values() if one.recognises(template)), Generic)
 
 
 def _array(text: str) -> list[msgspec.Raw]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 
 from planetary.core import decoding
+from planetary.core.extension_points import TOOL_FORMATS
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ class ToolFormat(ABC):
     def new_id(self) -> str:
         """Return the id of a call."""
         return f"call_{secrets.token_hex(12)}"
+
+
+def format_of(template: str) -> type[ToolFormat]:
+    """Return how a model with this chat template writes calls: as the first family that recognises it."""
+    built_in = TOOL_FORMATS.built_in
+    return next((one for one in built_in.values() if one.recognises(template)), built_in["generic"])
 
 
 class _Written(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from planetary.runs.rl.loader import PolicyLoader
 from planetary.runs.rl.messages import REINFORCEMENT, PolicyJob, RolloutsSampled
 from planetary.runs.rl.program.shape import SCORE, TRAIN
 from planetary.runs.rounds.metrics import RoundMetrics
-from planetary.runs.rounds.preparation.parameters import ParameterVersions
+from planetary.runs.rounds.preparation.whole_versions import WholeVersions
 from planetary.runtime.device_program import Handle
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
@@ -101,7 +101,7 @@ class PolicyCluster(SimulatedCluster[Gateway[Any]]):
         return gateway
 
     @property
-    def parameters(self) -> ParameterVersions:
+    def parameters(self) -> WholeVersions:
         """The parameters at the gateway."""
         assert self.gateway is not None
         return self.gateway.run_parts.run.parameters
@@ -176,7 +176,7 @@ class DoubtfulProgram(TimedProgram):
         return super().invoke(function, arguments)
 
 
-def forged(lie: RolloutLie | None, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def forged(lie: RolloutLie | None, arrays: Tensors) -> Tensors:
     """Return a liar's forgery of the arrays of `RolloutsSampled`."""
     if lie == "logprobs":
         return {**arrays, "logprobs": arrays["logprobs"] - np.float32(0.1)}

@@ -47,7 +47,7 @@ from planetary.runs.rl.records import GroupSampled, GroupsLearned, ImitationEnde
 from planetary.runs.rl.rollouts.dialogues import RolloutLimits, Rollouts
 from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rounds.events import TakeOuterStep
-from planetary.runs.rounds.preparation.parameters import ParameterVersions
+from planetary.runs.rounds.preparation.whole_versions import WholeVersions
 from planetary.runs.rounds.records import RoundClosed, TrainingResumed
 from planetary.runs.rounds.worker.inner_state import InnerStates
 from planetary.runs.serve.program.shape import PAGE, ServingShape
@@ -70,6 +70,7 @@ class DigitTokens:
 
     vocab_size, end_of_document, digest = VOCABULARY, None, "digits"
     added = ((), ())
+    special: frozenset[int] = frozenset()
 
     def encode(self, text: bytes) -> np.ndarray:
         return np.array([END if byte == ord("\n") else byte - ord("0") for byte in text], np.uint32)
@@ -247,7 +248,7 @@ class SmallPolicy:
                     shares[record.round].append(record)
                 case RoundClosed():
                     before = outer[record.round - 1]
-                    parameters = ParameterVersions((TABLE,), before, record.round - 1, optimizer=optimizer)
+                    parameters = WholeVersions((TABLE,), before, record.round - 1, optimizer)
                     parts = []
                     for share in sorted(shares.pop(record.round), key=lambda one: one.task):
                         imitates = record.round <= imitated

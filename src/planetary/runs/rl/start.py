@@ -36,9 +36,9 @@ from planetary.runs.rl.records import ReinforcementState
 from planetary.runs.rl.status import READER
 from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.runs.rounds.metrics_file import trim_metrics
-from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.prepared_steps import UntrainedTensors, first_change
 from planetary.runs.rounds.preparation.run_step import record_of
+from planetary.runs.rounds.preparation.whole_versions import WholeVersions
 from planetary.runs.rounds.records import Mark, TrainingResumed, TrainingStarted
 from planetary.sync.outer import initial_state
 from planetary.sync.outer_optimizers import OuterState, optimizer_of
@@ -56,7 +56,7 @@ class PolicyStart:
 
     policy: PolicyOfRun
     state: ReinforcementState
-    parameters: ParameterVersions
+    parameters: WholeVersions
     reference: Tensors | None
     records: list[Record]
     metrics: list[RoundMetrics]
@@ -95,7 +95,7 @@ def begin_policy(
             model=prepared.program.digest,
             params=prepared.param_count,
         )
-        parameters = ParameterVersions(specs, initial, 0, optimizer=optimizer)
+        parameters = WholeVersions(specs, initial, 0, optimizer)
         state = replay([started], ReinforcementState())
         return PolicyStart(policy, state, parameters, prepared.reference, [started], [])
     before = record_of(folder / STEP, UntrainedTensors)
@@ -123,7 +123,7 @@ def begin_policy(
     write_atomically(folder / MANIFEST, prepared.manifest.to_json(), files)
     metrics = trim_metrics(folder / METRICS, mark.round, files)
     newest = list({line.round: line for line in metrics}.values())
-    parameters = ParameterVersions(specs, outer, mark.round, optimizer=optimizer)
+    parameters = WholeVersions(specs, outer, mark.round, optimizer)
     return PolicyStart(policy, state, parameters, reference, [resumed, *pardons], newest)
 
 

@@ -8,20 +8,19 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from planetary.core.configuration.schema import OuterConfig
-from planetary.core.errors import LocalProtocolError, NumericsError, ProtocolError
-from planetary.core.extension_points import MERGE_RULES
+from planetary.core.errors import LocalProtocolError, ProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol.messages import Message
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds.changes import Change
 from planetary.runs.rounds.messages import Compression, RingState, TrainResult
 from planetary.runs.rounds.preparation.broadcast import broadcast_of
-from planetary.sync.contributions import Contribution, Weighting, check_contribution, flat
+from planetary.runs.rounds.preparation.whole_versions import WholeVersions
+from planetary.sync.contributions import Contribution, check_contribution, flat
 from planetary.sync.deltas import Table, table_of
 from planetary.sync.fragments import Fragments
-from planetary.sync.merge import MergeRule, rule_of
-from planetary.sync.outer import OuterStep, outer_step, published_params
+from planetary.sync.merge import MergeRule
+from planetary.sync.outer import OuterStep, published_params
 from planetary.sync.outer_optimizers import AVERAGING, OuterOptimizer, OuterState
 from planetary.sync.payload import PAYLOAD, PayloadForm, compile_loops, payload_digest
 from planetary.sync.ring import check_state, state_of, state_tensors
@@ -30,13 +29,14 @@ from planetary.wire.streams import ReceivedMessage
 PLAIN = Compression()
 
 
-class ParameterVersions:
-    """Used from one thread at a time, except `read` and `of_version`, which only read.
+class ParameterVersions(WholeVersions):
+    """Versions in all forms of a broadcast, contributions in codecs, and fragments.
+
+    Used from one thread at a time, except `read` and `of_version`, which only read.
 
     `receive`, `compare` and `step` take a gateway's messages and instructions, and return the event that follows.
 
     Attributes:
-        state: of the outer optimizer.
         start_digest: of the initial parameters as they travel in a codec; "": they are tensors.
     """
 
@@ -66,24 +66,15 @@ class ParameterVersions:
             UserError: the model has fewer tensors than fragments.
         """
         compile_loops(compression.codecs, specs)
-        self._specs, self._optimizer = tuple(specs), optimizer
         self._statistics = frozenset(statistics)
         self._fragments = Fragments(specs, fragments)
         self._start = None if compression.start == "none" else PayloadForm(compression.start, specs)
-        self.state, start = self._begun(state, version)
+        state, start = self._begun(state, version)
         self.start_digest = payload_digest(start[PAYLOAD]) if start else ""
-        self._version = version
         up, parts = compression.up, self._fragments.parts
         self._up = None if up == "none" else [PayloadForm(up, part) for part in parts]
-        self._broadcast = broadcast_of(specs, self._fragments, compression, shown or self.state.params)
-        self._published: dict[int, Mapping[str, np.ndarray]] = {version: start or self._newest()}
-        self._contributions: dict[int, Tensors] = {}
-        self._delta: dict[str, np.ndarray] = {}  # previous outer step of each fragment stepped here
-        self._attachments = 0
-
-    def of_version(self, version: int) -> Mapping[str, np.ndarray]:
-        """The parameters of a version, as workers take them."""
-        return self._published[version]
+        self._broadcast = broadcast_of(specs, self._fragments, compression, shown or state.params)
+        super().__init__(specs, state, version, optimizer, start or self._broadcast.newest(state.params))
 
     def change_of(self, version: int, own: Collection[int] = ()) -> Tensors:
         """Return the change from the version before to `version`, as it travels; `own`: as of `ChangeOf`."""
@@ -91,7 +82,6 @@ class ParameterVersions:
 
     @property
     def change(self) -> Change:
-        """The form of the newest version for workers with the one before."""
         return self._broadcast.change
 
     def _begun(self, state: OuterState, version: int) -> tuple[OuterState, Mapping[str, np.ndarray]]:
@@ -116,24 +106,17 @@ class ParameterVersions:
         return self._broadcast.newest(self.state.params)
 
     def keep(self, versions: Sequence[int]) -> None:
-        """Forget all other versions."""
+        super().keep(versions)
         self._broadcast.keep(versions)
-        self._published = {v: p for v, p in self._published.items() if v in versions}
-
-    def kept(self) -> tuple[int, int]:
-        """Return how many versions and how many workers' tensors are kept."""
-        return len(self._published), len(self._contributions)
 
     def attach(self, tensors: Tensors, payload: np.ndarray | None = None, digest: str = "") -> int:
         """Keep a worker's end parameters, or deltas that came as a `payload` of this digest; return their number."""
-        self._attachments += 1
-        self._contributions[self._attachments] = tensors
-        self._broadcast.attached(self._attachments, payload, digest)
-        return self._attachments
+        attachment = super().attach(tensors)
+        self._broadcast.attached(attachment, payload, digest)
+        return attachment
 
     def drop(self, attachment: int) -> None:
-        """Forget a worker's end parameters."""
-        del self._contributions[attachment]
+        super().drop(attachment)
         self._broadcast.dropped(attachment)
 
     def adopt(self, version: int, attachment: int) -> None:
@@ -195,26 +178,9 @@ class ParameterVersions:
         squares = sum(float(np.add.reduce(np.square(flat(p), dtype=np.float64))) for p in self.state.params.values())
         return replace(table, start_norm=squares**0.5)
 
-    def _trained(self, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-        return [spec for spec in specs if spec.name not in self._statistics]
-
     def compare(self, instruction: e.MeasureContributions) -> e.Event:
         """Compare contributions with the start of the round."""
         return e.ContributionsMeasured(instruction.round, self.measure(instruction.round, instruction.contributions))
-
-    def step(self, outer: OuterConfig, step_tokens: int, instruction: e.TakeOuterStep) -> e.Event:
-        """Make the next version from contributions; `step_tokens` are those of an inner step."""
-        try:
-            step = self.take_outer_step(
-                instruction.round,
-                instruction.contributions,
-                rule_of(MERGE_RULES.chosen(instruction.rule, outer)),
-                weighting=outer.weights,
-                step_tokens=step_tokens,
-            )
-        except NumericsError as error:
-            return e.OuterStepFailed(instruction.round, str(error))
-        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation, self.change)
 
     def go_back(self, state: OuterState, version: int, shown: Tensors) -> None:
         """Hold the state after `version` outer steps again, and nothing of later ones; `shown` as of the start."""
@@ -224,36 +190,8 @@ class ParameterVersions:
         # Workers expect the codec in a run that began here at version 0.
         self._published = {version: start if start and self.start_digest else self._newest()}
 
-    def take_outer_step(
-        self,
-        round_: int,
-        parts: Sequence[tuple[int, int, int]],
-        rule: MergeRule,
-        *,
-        weighting: Weighting = "tokens",
-        step_tokens: int = 1,
-    ) -> OuterStep:
-        """Make version `round_` from contributions given as (task, tokens, attachment), `step_tokens` an inner step.
+    def _specs_of(self, round_: int) -> Sequence[TensorSpec]:
+        return self._fragments.of_round(round_)
 
-        Raises `NumericsError`; the state is then as before.
-        """
-        contributions = [
-            self._contribution(task, tokens, self._contributions.pop(attachment), max(1, tokens // step_tokens))
-            for task, tokens, attachment in parts
-        ]
-        specs = self._fragments.of_round(round_)
-        step = outer_step(
-            specs,
-            self.state,
-            contributions,
-            self._optimizer,
-            rule=rule,
-            weighting=weighting,
-            before=self._delta if self._trained(specs)[0].name in self._delta else None,
-            statistics=self._statistics,
-        )
-        self.state = self.state.updated(step.state)
-        self._delta = {**self._delta, **step.delta}
-        self._broadcast.advance(round_, step, rule, {task: attachment for task, _, attachment in parts})
-        self._published = {**self._published, round_: self._newest()}
-        return step
+    def _stepped(self, round_: int, step: OuterStep, rule: MergeRule, parts: Mapping[int, int]) -> None:
+        self._broadcast.advance(round_, step, rule, parts)

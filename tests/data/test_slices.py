@@ -9,8 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from planetary.core.errors import LocalProtocolError, UserError
 from planetary.data.shuffle import permutation
-from planetary.data.slices import LeaseLedger, SliceOrder, check_ledger, eval_chunks
+from planetary.data.slices import SliceOrder, eval_chunks
 from planetary.data.token_file import TokenFile, smallest_dtype
+from planetary.runs.rounds.lease_ledger import LeaseLedger, check_ledger
 
 
 def file_of(count: int) -> TokenFile:

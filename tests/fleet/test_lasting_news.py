@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from small_training import small_training
 
-from planetary.data.slices import LeaseLedger
 from planetary.fleet.protocol.records import RunFinished
+from planetary.runs.rounds.lease_ledger import LeaseLedger
 from planetary.runs.rounds.news import TrainingNews
 from planetary.runs.rounds.records import (
     CheckpointFailed,

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from planetary.core.config import config_from_tables
-from planetary.data.slices import LeaseLedger
 from planetary.fleet.protocol.records import RunFinished, WorkerLeft, WorkerLost
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.sink import Sink, SinkRun
+from planetary.runs.rounds.lease_ledger import LeaseLedger
 from planetary.runs.rounds.metrics import ContributionMetrics, RoundMetrics
 from planetary.runs.rounds.records import CheckpointFailed, LeaseMark, RoundsResumed
 

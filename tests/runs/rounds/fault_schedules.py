@@ -12,9 +12,9 @@ import numpy as np
 from small_training import SmallTraining, small_training
 
 from planetary.core.tensors import Tensors
-from planetary.data.slices import check_ledger
 from planetary.fleet.protocol.messages import Message
 from planetary.machine.journal import replay
+from planetary.runs.rounds.lease_ledger import check_ledger
 from planetary.runs.rounds.messages import TrainResult
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.records import (

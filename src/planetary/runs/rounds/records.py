@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import msgspec
 
-from planetary.data.slices import LeaseLedger
 from planetary.fleet.protocol.records import CommonRecord, RunResumed, RunStarted
 from planetary.machine.journal import Record
+from planetary.runs.rounds.lease_ledger import LeaseLedger
 from planetary.runs.rounds.metrics import ContributionMetrics, MergedMetrics
 from planetary.sync.measure import Measure
 

@@ -21,7 +21,7 @@ from planetary.core.extension_points import CODECS, JUDGES, MERGE_RULES, OVERLAP
 from planetary.data.fitting import length_of
 from planetary.data.metrics import OWN_SET, Metric, bytes_of_tokens, metrics_of
 from planetary.data.prepared_data import PreparedData
-from planetary.data.slices import LeaseLedger, eval_chunks
+from planetary.data.slices import eval_chunks
 from planetary.data.token_file import TokenFile
 from planetary.fleet.gateway.run_files import (
     CHECKPOINTS,
@@ -36,6 +36,7 @@ from planetary.fleet.protocol.run_fold import forgiven
 from planetary.machine.journal import Record, replay
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.round_end import finished_by_checkpoint
+from planetary.runs.rounds.lease_ledger import LeaseLedger
 from planetary.runs.rounds.messages import Compression, Fragmentation
 from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.runs.rounds.metrics_file import resume_metrics

@@ -10,10 +10,10 @@ import msgspec
 
 from planetary.core.configuration.ranges import MOST_FRAGMENTS
 from planetary.core.errors import LocalProtocolError
-from planetary.data.slices import LeaseLedger, check_ledger
 from planetary.fleet.protocol.records import RunStarted, WorkerLeft, WorkerLost
 from planetary.machine.journal import Record
 from planetary.runs.rounds.fold import NewestWork, TrainingFold
+from planetary.runs.rounds.lease_ledger import LeaseLedger, check_ledger
 from planetary.runs.rounds.records import (
     ContributionsJudged,
     DeltaAccepted,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 from controller_bench import Bench
 
-from planetary.data.slices import LeaseLedger
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import TaskAborted, WorkerLost
 from planetary.machine.journal import replay
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.lease_ledger import LeaseLedger
 from planetary.runs.rounds.records import (
     ContributionsJudged,
     DeltaAccepted,

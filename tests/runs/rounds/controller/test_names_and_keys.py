@@ -11,7 +11,6 @@ from controller_bench import Bench
 
 from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
-from planetary.data.slices import LeaseLedger
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
@@ -22,6 +21,7 @@ from planetary.machine.journal import replay
 from planetary.net.invite import mint, read
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.gateway import RoundsSetup
+from planetary.runs.rounds.lease_ledger import LeaseLedger
 from planetary.runs.rounds.records import LeaseMark, RoundsResumed, TrainingStarted
 from planetary.runs.rounds.state import ControllerState
 

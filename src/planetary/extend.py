@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planetary.core.tensors import TensorSpec
     from planetary.data.document import Document
     from planetary.data.files import SourceFile
-    from planetary.data.kinds import DataFormat
+    from planetary.data.formats.data_format import DataFormat
     from planetary.data.metrics import Metric, ScoredRows
     from planetary.monitor.sinks.sink import Sink
     from planetary.runs.rl.environments.tasks import Problem, Task
@@ -39,8 +39,8 @@ _HOMES = {
     "Codec": "planetary.sync.codecs.tensor_codec",
     "Claim": "planetary.sync.judgement",
     "Curve": "planetary.core.schedules",
-    "DataFormat": "planetary.data.kinds",
-    "Document": "planetary.data.formats",
+    "DataFormat": "planetary.data.formats.data_format",
+    "Document": "planetary.data.document",
     "Family": "planetary.core.configuration.family",
     "Framework": "planetary.compiler.frontend.framework",
     "InnerOptimizer": "planetary.compiler.step.inner_optimizer",

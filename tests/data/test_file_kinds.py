@@ -25,6 +25,7 @@ from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 from planetary.data import kinds, sources
 from planetary.data.files import SourceFile, path_part
+from planetary.data.formats import notations
 from planetary.data.prepare import prepare
 from planetary.data.recipe import recipe_of
 
@@ -127,10 +128,10 @@ def test_prose_is_no_notation(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_a_json_array_is_read_in_pieces(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planetary.data.formats.CHUNK_BYTES", chunk)
+    monkeypatch.setattr("planetary.data.formats.notations.CHUNK_BYTES", chunk)
     values = [1, 23.5, "ü✓", {"a": [1, {"b": None}]}, [], "", -7]
     for text in (json.dumps(values), json.dumps(values, indent=2, ensure_ascii=False), "[ ]", "[]"):
-        read = kinds.formats.json_array(io.BytesIO(text.encode()), SourceFile("t.json", "t.json"))
+        read = notations.Json().records(io.BytesIO(text.encode()), SourceFile("t.json", "t.json"))
         assert [value for _, value in read] == json.loads(text)
 
 
@@ -148,7 +149,7 @@ def test_a_link_is_judged_by_its_path(source: str, path: str) -> None:
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 

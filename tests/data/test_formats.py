@@ -252,7 +252,7 @@ def test_a_host_that_cannot_be_reached_is_no_bug(monkeypatch: pytest.MonkeyPatch
         texts_of("memory://bucket/t.txt")
 
 
-def config_for(source: Path) -> Config:
+def config_for(source: Path | str) -> Config:
     keys = {"data.source": source, "data.held_out_fraction": 0.2, "train.sequence_length": 16, "train.batch_size": 1}
     return apply_overrides(Config(), [f"{key}={value}" for key, value in keys.items()])
 

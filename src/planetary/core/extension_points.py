@@ -68,7 +68,10 @@ METRICS: Registry[Any] = Registry(
 )
 
 FORMATS: Registry[Any] = Registry(
-    "data format", "planetary.data_formats", "planetary.data.kinds:DataFormat", ["planetary.data.kinds"]
+    "data format",
+    "planetary.data_formats",
+    "planetary.data.formats.data_format:DataFormat",
+    [f"planetary.data.formats.{name}" for name in ("notations", "tables", "archives", "tokens", "chats")],
 )
 
 TOOL_FORMATS: Registry[Any] = Registry(

@@ -25,7 +25,7 @@ from planetary.core.example_layout import ExampleLayout
 from planetary.core.tensors import DTYPE_NAMES, TensorSpec, host_dtype
 from planetary.core.user_code import line_of, load_module
 from planetary.data.files import SUPPORTED, SourceFile, files_of, open_file
-from planetary.data.formats import arrow_table, parquet_table
+from planetary.data.formats.tables import arrow_table, parquet_table
 
 ROWS = 1024  # examples read and checked at a time
 _NARROWER = {"f64": "f32", "i64": "i32", "ui64": "ui32"}

@@ -1,4 +1,4 @@
-"""The kinds of data files: the marks in their first bytes, and the reader of each.
+"""The kind of a data file, by the marks in its first bytes.
 
 A file's kind is decided by the first bytes, without compression. The name only has a say where bytes cannot decide
 (`.csv`, flat tokens), and may not contradict them. Notation under the name of a text is an error: the tokens of a
@@ -10,318 +10,17 @@ a file; a class in a user's file is only taken where the configuration names it.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
-import numpy as np
-
-from planetary.core.configuration.needs import Need
-from planetary.core.configuration.schema import PREFERENCE
 from planetary.core.errors import UserError
 from planetary.core.extension_points import FORMATS
 from planetary.core.registry import Chosen
-from planetary.data import formats
-from planetary.data.chat.records import Chat, chat_of, pair_of
-from planetary.data.document import Document
-from planetary.data.files import HEAD_BYTES, SUPPORTED, SourceFile, files_of, open_file, peeked, telling
-
-
-class DataFormat:
-    """One kind of data files. A class has `documents`, `records`, `chats` or `tokens`.
-
-    Documents are made of records by default.
-
-    Attributes:
-        name: value of `data.format`; set by the look-up.
-        title: for people.
-        endings: of names, in lower case, which such a file usually has.
-        is_binary: whether the first bytes are a mark absent from text.
-        is_many: whether it consists of documents; one text otherwise.
-    """
-
-    needs: ClassVar[tuple[Need, ...]] = ()
-    title: ClassVar[str] = "a format of its own"
-    endings: ClassVar[frozenset[str]] = frozenset()
-    is_binary: ClassVar[bool] = False
-    is_many: ClassVar[bool] = True
-    name: str
-
-    def sniff(self, head: bytes) -> bool:
-        """Whether a file begins as one of this kind, from the first bytes; for binary kinds this alone decides."""
-        return False
-
-    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
-        """Yield the documents in order; `field`: `data.text_key`, the path of fields to the text of a record.
-
-        Raises:
-            UserError: the file or a record is malformed; it is named.
-        """
-        return formats.of_records(self.records)(stream, file, field)
-
-    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
-        """Yield the records, each with the place for error texts. Raises as `documents`."""
-        raise UserError(f"{file.url} is {self.title}, which has no records")
-
-    def tokens(self, stream: IO[bytes], file: SourceFile) -> Iterator[np.ndarray]:
-        """Yield the tokens in pieces, unsigned integers [n]. Raises as `documents`."""
-        raise UserError(f"{file.url} is {self.title}, which has no tokens")
-
-    def chats(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Chat]]:
-        """Yield the chats in order, each with the place for error texts. Raises as `documents`."""
-        raise UserError(f"{file.url} is {self.title}, which has no chats")
-
-    @property
-    def has_chats(self) -> bool:
-        """Whether the kind has chats, which the tokenizer's template makes documents of."""
-        return type(self).chats is not DataFormat.chats
-
-    @property
-    def has_records(self) -> bool:
-        """Whether the kind has records that can be read whole."""
-        return type(self).records is not DataFormat.records
-
-    @property
-    def has_tokens(self) -> bool:
-        """Whether the kind has tokens; texts otherwise."""
-        return type(self).tokens is not DataFormat.tokens
-
-
-# --- notations ----------------------------------------------------------------------------------------------
-
-
-def _is_json_lines(head: bytes) -> bool:
-    """Whether the first line is a JSON object, or the beginning of one that is longer than the first bytes."""
-    text = _text_of(head).lstrip()
-    line, newline, _ = text.partition("\n")
-    if newline or len(head) < HEAD_BYTES:
-        try:
-            return isinstance(json.loads(line), dict)
-        except (ValueError, RecursionError):
-            return False
-    return re.match(r'\{\s*"[^"\n]*"\s*:', line) is not None
-
-
-def _is_json_array(head: bytes) -> bool:
-    text = _text_of(head).lstrip()
-    if not text.startswith("["):
-        return False
-    inner = text[1:].lstrip()
-    if inner.startswith("{"):
-        return re.match(r'\{\s*("|\})', inner) is not None
-    if not inner.startswith(('"', "[")):
-        return False
-    try:
-        _, end = json.JSONDecoder().raw_decode(inner)
-    except (ValueError, RecursionError):
-        return False
-    return inner[end:].lstrip()[:1] in (",", "]")
-
-
-def _is_json_object(head: bytes) -> bool:
-    """Whether it is one JSON object over several lines."""
-    return re.match(r'\s*\{\s*"(?:[^"\\\n]|\\.)*"\s*:', _text_of(head)) is not None and not _is_json_lines(head)
-
-
-def _is_separated(head: bytes, separator: str) -> bool:
-    """Whether the first lines have equally many fields, below a header of names."""
-    cut = len(head) >= HEAD_BYTES
-    try:
-        lines = [row for row in csv.reader(io.StringIO(_text_of(head), newline=""), delimiter=separator) if row]
-    except csv.Error:
-        return False
-    names, *rows = (lines[:-1] if cut else lines) or [[]]
-    is_header = len(set(names)) == len(names) > 1 and all(_NAME.fullmatch(name) for name in names)
-    return is_header and len(rows) > 1 and all(len(row) == len(names) for row in rows)
-
-
-_NAME = re.compile(r"[A-Za-z_][\w.-]*(?: [\w.-]+)?")  # column name
-
-
-def _is_markup(head: bytes) -> bool:
-    start = _text_of(head).lstrip()[:64].lower()
-    return start.startswith(("<!doctype", "<html", "<head", "<?xml", "<svg", "<rss", "<mediawiki"))
-
-
-def _text_of(head: bytes) -> str:
-    return head.decode("utf-8", "ignore").removeprefix("\ufeff")
-
-
-# --- the table ----------------------------------------------------------------------------------------------
-
-
-class Text(DataFormat):
-    """Characters or bytes as they are."""
-
-    name, title, is_many = "text", "text", False
-
-    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
-        return formats.text(stream, file, field)
-
-
-class JsonLines(DataFormat):
-    """A JSON object in each line."""
-
-    name, title, endings = "jsonl", "JSON lines", frozenset({".jsonl", ".ndjson", ".jsonlines"})
-
-    def sniff(self, head: bytes) -> bool:
-        return _is_json_lines(head)
-
-    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
-        return formats.json_lines(stream, file)
-
-
-class Json(DataFormat):
-    """One JSON array."""
-
-    name, title, endings = "json", "a JSON array of records", frozenset({".json"})
-
-    def sniff(self, head: bytes) -> bool:
-        return _is_json_array(head)
-
-    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
-        return formats.json_array(stream, file)
-
-
-class Csv(DataFormat):
-    """A table with a header, whose columns are separated by commas."""
-
-    name, title, endings = "csv", "a CSV table", frozenset({".csv"})
-    separator: ClassVar[str] = ","
-
-    def sniff(self, head: bytes) -> bool:
-        return _is_separated(head, self.separator)
-
-    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
-        return formats.rows(self.separator)(stream, file, field)
-
-    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
-        return formats.separated(self.separator)(stream, file)
-
-
-class Tsv(Csv):
-    """A table with a header, whose columns are separated by tabs."""
-
-    name, title, endings = "tsv", "a table of tab-separated values", frozenset({".tsv"})
-    separator = "\t"
-
-
-class Parquet(DataFormat):
-    """A Parquet table."""
-
-    name, title, endings, is_binary = "parquet", "a Parquet table", frozenset({".parquet"}), True
-
-    def sniff(self, head: bytes) -> bool:
-        return head.startswith(b"PAR1")
-
-    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
-        return formats.parquet(stream, file, field)
-
-    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
-        return formats.parquet_rows(stream, file)
-
-
-class Arrow(DataFormat):
-    """An Arrow file, or a stream of record batches."""
-
-    name, title, endings, is_binary = "arrow", "an Arrow table", frozenset({".arrow", ".feather"}), True
-
-    def sniff(self, head: bytes) -> bool:
-        return head.startswith((b"ARROW1\x00\x00", b"\xff\xff\xff\xff"))
-
-    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
-        return formats.arrow(stream, file, field)
-
-    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
-        return formats.arrow_rows(stream, file)
-
-
-class Tar(DataFormat):
-    """A tar archive, as WebDataset has them."""
-
-    name, title, endings, is_binary = "tar", "a tar archive", frozenset({".tar", ".tgz"}), True
-
-    def sniff(self, head: bytes) -> bool:
-        return head[257:262] == b"ustar"
-
-    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
-        return formats.tar(stream, file, field)
-
-
-class Tokens8(DataFormat):
-    """Tokens of 8 bits, and nothing else."""
-
-    name, title, endings, is_many = "u8", "raw 8-bit tokens", frozenset({".u8"}), False
-    dtype: ClassVar[str] = "ui8"
-
-    def tokens(self, stream: IO[bytes], file: SourceFile) -> Iterator[np.ndarray]:
-        return formats.flat_tokens(self.dtype)(stream, file)
-
-
-class Tokens16(Tokens8):
-    """Little-endian tokens of 16 bits."""
-
-    name, title, endings, dtype = "u16", "raw 16-bit tokens", frozenset({".u16"}), "ui16"
-
-
-class Tokens32(Tokens8):
-    """Little-endian tokens of 32 bits."""
-
-    name, title, endings, dtype = "u32", "raw 32-bit tokens", frozenset({".u32"}), "ui32"
-
-
-class NumpyTokens(DataFormat):
-    """A file of `numpy.save` with tokens."""
-
-    name, title, endings = "npy", "a numpy array of tokens", frozenset({".npy"})
-    is_binary, is_many = True, False
-
-    def sniff(self, head: bytes) -> bool:
-        return head.startswith(b"\x93NUMPY")
-
-    def tokens(self, stream: IO[bytes], file: SourceFile) -> Iterator[np.ndarray]:
-        return formats.numpy_tokens(stream, file)
-
-
-class ChatRecords(DataFormat):
-    """Chats in JSON lines, in a JSON array, or in a table of Parquet or Arrow."""
-
-    name, title = "chat", "chats"
-
-    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
-        head, stream = peeked(stream)
-        found = next((kind for kind in map(kind_named, CHAT_NOTATIONS) if kind.sniff(head)), None)
-        if found is None:
-            begins = f"begins with {head[:20]!r}" if head.strip() else "has none"
-            raise UserError(
-                f"{file.url} is to hold chats (data.format), and {begins}: expected JSON lines, a JSON array, or a "
-                "table of Parquet or Arrow"
-            )
-        return found.records(stream, file)
-
-    def chats(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Chat]]:
-        for where, record in self.records(stream, file):
-            yield where, chat_of(record, where)
-
-
-class PreferenceRecords(ChatRecords):
-    """Pairs of answers to a prompt, in files as those of chats: every first chat is preferred to the one behind it."""
-
-    name, title = PREFERENCE, "pairs of answers"
-
-    def chats(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Chat]]:
-        for where, record in self.records(stream, file):
-            for chat in pair_of(record, where):
-                yield where, chat
-
-
-CHAT_NOTATIONS = ("parquet", "arrow", "jsonl", "json")
-"""Kinds of files whose records may be chats."""
+from planetary.data.files import SUPPORTED, SourceFile, files_of, open_file, telling
+from planetary.data.formats.data_format import DataFormat, text_of
 
 _REFUSED: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs.github.com/", "the pointer of Git LFS and not the data: run git lfs pull"),
@@ -463,6 +162,16 @@ def _contradicts(seen: DataFormat, file: SourceFile) -> UserError:
         f"{file.url} begins like {seen.title}, and its name does not say so: "
         f'data.format = "{seen.name}" trains on its texts (the field data.text_key); {_AS_TEXT}'
     )
+
+
+def _is_markup(head: bytes) -> bool:
+    start = text_of(head).lstrip()[:64].lower()
+    return start.startswith(("<!doctype", "<html", "<head", "<?xml", "<svg", "<rss", "<mediawiki"))
+
+
+def _is_json_object(head: bytes) -> bool:
+    """Whether it begins as a JSON object."""
+    return re.match(r'\s*\{\s*"(?:[^"\\\n]|\\.)*"\s*:', text_of(head)) is not None
 
 
 def _of_others() -> list[DataFormat]:

@@ -21,7 +21,8 @@ from planetary.data.chat.documents import ChatDocuments
 from planetary.data.chat.records import is_chat
 from planetary.data.document import Document
 from planetary.data.files import CHUNK_BYTES, SourceFile, files_of, open_raw
-from planetary.data.kinds import CHAT_NOTATIONS, kind_named, open_kind, refuse_mixed
+from planetary.data.formats.chats import CHAT_NOTATIONS
+from planetary.data.kinds import kind_named, open_kind, refuse_mixed
 
 STDLIB = "stdlib"
 NOT_SOURCES = frozenset(
@@ -35,7 +36,7 @@ class SourceContents(msgspec.Struct, frozen=True):
     digest: str  # sha256 (hex) of the stored bytes; of several files, and the standard library, with their names
     nbytes: int  # stored size
     files: tuple[SourceFile, ...]  # empty for the standard library
-    kinds: tuple[str, ...]  # file kinds: names of `kinds.DataFormat`
+    kinds: tuple[str, ...]  # file kinds: names of `DataFormat`
 
     @property
     def has_many_documents(self) -> bool:

@@ -113,7 +113,7 @@ class Exchange:
 
 
 class IncomingVersions:
-    """The versions a worker gets, whole. The other side of `runs.rounds.preparation.broadcast.Broadcast`.
+    """The versions a worker gets, whole. The other side of `runs.rounds.preparation.parameters.Broadcast`.
 
     Attributes:
         masters: the newest version, float32 by name; empty: there is none.

@@ -12,9 +12,10 @@ import pytest
 from planetary.core.config import apply_overrides, load_config
 from planetary.core.configuration.schema import Config
 from planetary.core.errors import ResourceError, UserError
-from planetary.data import formats, sources
 from planetary.data import prepare as building_module
 from planetary.data import prepare as prepare_module
+from planetary.data import sources
+from planetary.data.formats import notations
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import read_slice
@@ -116,7 +117,7 @@ def test_a_url_is_prepared_like_a_path(tmp_path: Path) -> None:
 
 
 def test_pieces_of_a_long_text_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "CHUNK_BYTES", 10)
+    monkeypatch.setattr(notations, "CHUNK_BYTES", 10)
     (tmp_path / "t.txt").write_bytes(b"ab\ncd\n" + b"x" * 35 + b"\nend")
     pieces = [piece.text for piece in sources.documents(sources.source_contents(str(tmp_path / "t.txt")), "text")]
     assert b"".join(pieces) == b"ab\ncd\n" + b"x" * 35 + b"\nend"

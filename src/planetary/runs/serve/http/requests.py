@@ -13,7 +13,7 @@ from planetary.core import decoding
 from planetary.core.errors import UserError
 from planetary.runs.serve.http.grammar import ResponseFormat
 from planetary.runs.serve.http.tools.tool_use import ToolUse, shown_tool, tool_use_of
-from planetary.runs.serve.http.unsupported_fields import accepted
+from planetary.runs.serve.http.unsupported_fields import accepted, note_ignored
 from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed
 from planetary.web.api_errors import ApiError, wrong
 from planetary.web.request_bodies import converted, decoded
@@ -199,7 +199,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def tool_use(self) -> ToolUse:
         """The calls an answer may have. Raises `ApiError`."""
-        return tool_use_of(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+        use = tool_use_of(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+        if not use.is_forced and any(one.strict for one in use.functions):
+            note_ignored("strict", "calls are as the model writes them, unless tool_choice forces one")
+        return use
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,7 +11,6 @@ from msgspec import Meta
 
 from planetary.core import decoding
 from planetary.runs.serve.http.tools.tool_format import AnswerReader, CallReader, ForcedCallReader, ToolFormat
-from planetary.runs.serve.http.unsupported_fields import note_ignored
 from planetary.web.api_errors import ApiError, wrong
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
@@ -94,8 +93,6 @@ def tool_use_of(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, A
         return ToolUse()
     if not functions:
         raise wrong("tool_choice", "there are no tools")
-    if choice in (None, "auto") and any(one.strict for one in functions):
-        note_ignored("strict", "calls are as the model writes them, unless tool_choice forces one")
     if choice in (None, "auto", "required"):
         return ToolUse(functions, choice == "required", parallel)
     try:

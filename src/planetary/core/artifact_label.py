@@ -19,6 +19,25 @@ _MARK = "planetary-artifact"
 _PATTERN = re.compile(rb"planetary-artifact (\{[^\x00]*?\})\x00")
 
 
+class Stage(msgspec.Struct, frozen=True, array_like=True):
+    """A call of a compiled function, as a part of another. Values have numbers: the arguments of the whole, then the
+    results of one stage after the other.
+    """
+
+    function: str
+    arguments: tuple[int, ...]
+    results: int  # how many
+    released: tuple[int, ...]  # values that nothing after this stage needs
+
+
+class StagedFunction(msgspec.Struct, frozen=True, array_like=True):
+    """A function that was compiled as several, called in order."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    results: tuple[int, ...]
+
+
 class ArtifactLabel(msgspec.Struct, frozen=True):
     """Source, compiler and target of a compiled module."""
 
@@ -28,6 +47,7 @@ class ArtifactLabel(msgspec.Struct, frozen=True):
     features: str  # identifies the CPU a "host" module was tuned for
     stablehlo: str  # sha256 of the portable artifact of the training step
     blocks: tuple[WeightBlocks, ...] = ()  # layouts of the functions' arguments in blocks
+    staged: tuple[StagedFunction, ...] = ()
 
     def encode(self) -> str:
         """Return the text to bake in."""

@@ -284,7 +284,15 @@ def open_program(
 
     label = read_label(artifact)
     check_label(label, runtime_version=runtime_version(backend), backend=backend, features=host_features())
-    return IreeProgram(artifact, program, backend=backend, threads=threads, device_id=device_id, blocks=label.blocks)
+    return IreeProgram(
+        artifact,
+        program,
+        backend=backend,
+        threads=threads,
+        device_id=device_id,
+        blocks=label.blocks,
+        staged=label.staged,
+    )
 
 
 def open_on_xla(program: Program, *, optimise: bool = True) -> DeviceProgram:

@@ -8,6 +8,7 @@ from typing import Any
 import iree.runtime as iree
 import numpy as np
 
+from planetary.core.artifact_label import StagedFunction
 from planetary.core.errors import LocalProtocolError, ResourceError
 from planetary.core.tensors import TensorSpec, WeightBlocks
 from planetary.runtime.device_program import DeviceProgram, Handle, Program, copied
@@ -24,6 +25,7 @@ class IreeProgram(DeviceProgram):
         threads: of a CPU device; None: all usable cores. Fixed for the process by the first module.
         device_id: which device of the backend, in the driver's order.
         blocks: layouts of the arguments the functions take in blocks; here they have their own shapes.
+        staged: functions of the program that the module has as several.
 
     Raises:
         ResourceError: the device cannot be opened or the module not be loaded.
@@ -38,9 +40,11 @@ class IreeProgram(DeviceProgram):
         threads: int | None = None,
         device_id: int = 0,
         blocks: Sequence[WeightBlocks] = (),
+        staged: Sequence[StagedFunction] = (),
     ) -> None:
         self._backend = backend
         self._blocks = {layout.name: layout for layout in blocks}
+        self._staged = {function.name: function for function in staged}
         self._device = open_device(backend, device_id, threads)
         super().__init__(program, name_of_device(backend, device_id))
         self._memory = IreeMemory(self._device, backend)
@@ -67,13 +71,27 @@ class IreeProgram(DeviceProgram):
         return layout.restore(self._memory.read(stored, handle), spec.shape)
 
     def prepare(self, function: str) -> None:
-        found = self._modules[1].lookup_function(function)
-        if found is None:
-            raise LocalProtocolError(f"the compiled module has no function {function!r}")
-        self._found[function] = found
+        for name in [s.function for s in self._staged[function].stages] if function in self._staged else [function]:
+            found = self._modules[1].lookup_function(name)
+            if found is None:
+                raise LocalProtocolError(f"the compiled module has no function {name!r}")
+            self._found[name] = found
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        count = len(self.signature(function).results)
+        staged = self._staged.get(function)
+        if staged is None:
+            return self._call(function, arguments, len(self.signature(function).results))
+        values, count = dict(enumerate(arguments)), len(arguments)
+        for stage in staged.stages:
+            results = self._call(stage.function, [values[i] for i in stage.arguments], stage.results)
+            values.update(enumerate(results, count))
+            count += len(results)
+            del results
+            for i in stage.released:
+                del values[i]
+        return [values[i] for i in staged.results]
+
+    def _call(self, function: str, arguments: Sequence[Handle], count: int) -> list[Handle]:
         if function not in self._found:
             self.prepare(function)
         inputs, outputs = iree.VmVariantList(len(arguments)), iree.VmVariantList(count)

@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from planetary.compiler import ir
 from planetary.compiler.backends.artifact_manifest import ArtifactCache, ArtifactManifest, read_manifest, write_manifest
 from planetary.compiler.backends.flag_choice import flag_key, read_choice
 from planetary.compiler.backends.pipeline import PIPELINE_VERSION, compiler_version
 from planetary.compiler.backends.targets import Target, compiler_flags, nearest
 from planetary.compiler.rewrites import normalise
+from planetary.compiler.rewrites.stages import into_stages
 from planetary.compiler.rewrites.weight_blocks import AVX2, AVX512, VectorUnit, store_in_blocks
 from planetary.compiler.step.step_module import TrainStep, replaced_arguments
 from planetary.core.artifact_label import ArtifactLabel
@@ -28,6 +31,9 @@ from planetary.core.tensors import WeightBlocks
 _KEEP_CONSTANTS = "--iree-opt-const-expr-hoisting=false"
 """For a step that draws random numbers: the keys of an evaluation are constants, and IREE 3.13 loads the parts of one
 that is split from a buffer that is not bound."""
+MOST_RESULTS = 256
+"""Of a training step that is compiled as one function. Above, IREE takes far longer than for stages; with 225 results
+stages saved 12 % of its time (bench/results/start.md)."""
 COMPILE_TIMEOUT_S = 1800.0
 _SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
 """For a step that recomputes activations: IREE would otherwise start some recomputation as soon as the inputs exist."""
@@ -115,11 +121,17 @@ def compile_artifact(
     known = entry.known()
     if known is not None:
         return known
-    label = _label(target, train_step.spec.stablehlo_digest)
+    label, replaced = _label(target, train_step.spec.stablehlo_digest), replaced_arguments(train_step.spec)
     with ir.new_context():
         module = ir.parse_module(train_step.portable)
         recomputes = ir.contains(module, "stablehlo.optimization_barrier")  # asked now: `for_target` adds barriers
-        normalise.for_target(module, label, replaced_arguments(train_step.spec))
+        if len(replaced) > MOST_RESULTS:
+            staged = into_stages(module, "train_step", replaced)
+            normalise.rewrite_for_iree(module)
+            first = ir.functions(module)[staged.stages[0].function]
+            normalise.bake_label(first, msgspec.structs.replace(label, staged=(staged,)))
+        else:
+            normalise.for_target(module, label, replaced)
         text = ir.to_text(module)
     if recomputes:
         flags = [*flags, _SAVE_MEMORY]

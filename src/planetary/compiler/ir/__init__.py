@@ -124,6 +124,7 @@ from planetary.compiler.ir.modules import (
     require_static_shapes,
     resources,
     run_passes,
+    to_local_text,
     to_portable_artifact,
     to_text,
     verify,
@@ -143,6 +144,7 @@ from planetary.compiler.ir.symbols import (
     refresh_function_type,
     rename_function,
     result_types,
+    return_values,
     set_private,
 )
 
@@ -255,6 +257,7 @@ __all__ = [
     "resource_name",
     "resources",
     "result_types",
+    "return_values",
     "rounding_unit",
     "run_passes",
     "same_attributes",
@@ -271,6 +274,7 @@ __all__ = [
     "tensor",
     "terminator",
     "text",
+    "to_local_text",
     "to_portable_artifact",
     "to_text",
     "transpose_kind",

@@ -71,6 +71,11 @@ def to_text(module: Module, locations: bool = False) -> str:
     return module.operation.get_asm(enable_debug_info=locations, large_elements_limit=None)
 
 
+def to_local_text(op: Operation) -> str:
+    """An operation of a module as text; the numbers of its values do not depend on what else is in the module."""
+    return op.operation.get_asm(use_local_scope=True, large_elements_limit=None)
+
+
 def to_portable_artifact(module: Module, version: str | None = None) -> bytes:
     """Versioned StableHLO bytes that other releases read.
 

@@ -65,10 +65,16 @@ def copy_function(function: Any, module: Module, name: str) -> None:
 
 def keep_results(function: Any, kept: Sequence[int]) -> None:
     """Let a function return only some results, and erase the operations the others alone need."""
+    results = terminator(entry_block(function)).operands
+    return_values(function, [results[position] for position in kept])
+
+
+def return_values(function: Any, values: Sequence[Value]) -> None:
+    """Let a function return other values of its block, and erase the operations that these do not need."""
     block = entry_block(function)
     end = terminator(block)
     with mlir.InsertionPoint(end), end.location:
-        func.ReturnOp([end.operands[position] for position in kept])
+        func.ReturnOp(list(values))
     end.operation.erase()
     if "res_attrs" in function.operation.attributes:
         del function.operation.attributes["res_attrs"]

@@ -503,12 +503,19 @@ def scale_for_each_reader(module: ir.Module) -> None:
                 reader.operands[position] = swapped
 
 
-def mark_in_place(function: ir.Operation, replaced: Sequence[int]) -> None:
-    """Let IREE write result `i` of `function` over the argument `replaced[i]`, which has the same type."""
-    by_argument = {argument: result for result, argument in enumerate(replaced)}
+def mark_in_place(function: ir.Operation, replaced: Sequence[int | None]) -> None:
+    """Let IREE write result `i` of `function` over the argument `replaced[i]`, if any, which has the same type.
+
+    A single number is not written over: IREE 3.13 may read it afterwards, as it did a count that was compared with zero
+    and increased.
+    """
+    kinds = ir.argument_types(function)
+    by_argument = {argument: result for result, argument in enumerate(replaced) if argument is not None}
     entries = [
-        f"{{iree.abi.output = {by_argument[i]} : index}}" if i in by_argument else "{}"
-        for i in range(len(ir.argument_types(function)))
+        f"{{iree.abi.output = {by_argument[i]} : index}}"
+        if i in by_argument and _product(ir.shape_of_type(kind)) != 1
+        else "{}"
+        for i, kind in enumerate(kinds)
     ]
     function.operation.attributes["arg_attrs"] = ir.parse_attribute(f"[{', '.join(entries)}]")
 

@@ -37,7 +37,8 @@ from planetary.core.extension_points import MERGE_RULES
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
 from planetary.runs.rounds import messages as rm
-from planetary.runs.rounds.changes import ChangeOf, start_offer
+from planetary.runs.rounds.changes import ChangeOf
+from planetary.runs.rounds.controller.star import start_offer
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runs.rounds.preparation.training_options import schedule_of

@@ -375,6 +375,7 @@ def run_of(folder: Path, config: Config) -> tuple[Path, Model, dict[str, np.ndar
         buffers=model.initial("buffer"),
         notes=(),
         meaning=None,
+        limits={},
         read=(),
     )
     write_record(folder, record)

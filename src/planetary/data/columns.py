@@ -110,6 +110,21 @@ def column_source(source: str, names: Sequence[str], cache: Path) -> ColumnSourc
     return ColumnSource(source, tuple(names), layout, count, digest.hexdigest())
 
 
+def first_example(
+    source: str,
+    names: Sequence[str],
+    column: str,
+    wrong: Callable[[np.ndarray], tuple[int, int] | None],
+) -> tuple[int, int] | None:
+    """Return the first example of a source for whose column `wrong` gives one, by number, and the value it gives."""
+    count = 0
+    for part in _checked_columns(source, names):
+        if (found := wrong(part[column])) is not None:
+            return count + found[0], found[1]
+        count += len(part[column])
+    return None
+
+
 def _digest_of(layout: ExampleLayout) -> Any:
     return hashlib.sha256(msgspec.json.encode(layout))
 

@@ -29,11 +29,15 @@ def build(vocab=8, kind="gather", batch_size=2, sequence_length=8):
             x = params["table"].at[tokens].get(mode="fill")
         elif kind == "small-targets":
             x = params["table"].at[tokens % vocab].get(mode="clip")
+        elif kind == "hidden":
+            x = params["table"].at[tokens.astype(jnp.float32).astype(jnp.int32)].get(mode="clip")
         else:
             x = jax.nn.one_hot(tokens, vocab) @ params["table"]
         logits = x @ params["head"]
         log_p = jax.nn.log_softmax(logits)
-        if kind in ("gather", "small-targets"):
+        if kind == "hidden":
+            picked = log_p[..., 0] * (targets + 1)
+        elif kind in ("gather", "small-targets"):
             picked = jnp.take_along_axis(log_p, targets[..., None], -1, mode="clip")
         else:
             picked = (log_p * jax.nn.one_hot(targets, vocab)).sum(-1)
@@ -80,22 +84,24 @@ def test_a_model_of_the_tokenizers_size_passes(here: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("vocab", "kind"),
     [
-        *((3, "gather"), (7, "gather"), (3, "fill"), (7, "one-hot"), (7, "small-targets")),
+        *((3, "gather"), (7, "gather"), (3, "fill"), (7, "one-hot"), (7, "small-targets"), (3, "hidden")),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in ((7, "fill"), (3, "one-hot"), (3, "small-targets"))),
     ],
 )
 def test_tokenizer_larger_than_the_model_is_refused(here: Path, kind: str, vocab: int) -> None:
+    """By the use of the tokens in the graph, or, where they go through floats on the way, by the loss."""
     with pytest.raises(UserError) as caught:
         prepare(here, configured(here, kind, vocab))
     text = str(caught.value)
-    assert f"has {vocab} tokens, as its loss shows" in text
+    how = "its loss shows (argument tokens)" if kind == "hidden" else "the use of its argument t"
+    assert f"has {vocab} tokens, as {how}" in text
     assert "the tokenizer 'char' has 8" in text
     assert f"ids from {vocab} on" in text
 
 
 @pytest.mark.slow
 def test_a_tokenizer_of_many_more_ids_is_refused(here: Path) -> None:
-    with pytest.raises(UserError, match=r"has 5 tokens, as its loss shows .* 'byte' has 256: .* at least 256"):
+    with pytest.raises(UserError, match=r"has 5 tokens, as the use of .* 'byte' has 256: .* at least 256"):
         prepare(here, configured(here, "gather", 5, "data.tokenizer=byte"))
 
 
@@ -104,7 +110,9 @@ def test_a_model_of_torch_mlir_shows_its_vocabulary(here: Path) -> None:
     (here / "text.txt").write_text("".join(chr(300 + n % 257) for n in range(9000)))
     model = Path(__file__).parents[4] / "examples" / "pcp" / "model.mlir"
     overrides = [f"model.source={model}", "train.batch_size=8", "train.sequence_length=64"]
-    with pytest.raises(UserError, match=r"model\.mlir has 256 tokens, as its loss shows .* 'char' has 257"):
+    with pytest.raises(
+        UserError, match=r"model\.mlir has 256 tokens, as the use of its argument arg14 .* 'char' has 257"
+    ):
         prepare(here, configured(here, "gather", 8, *overrides))
 
 

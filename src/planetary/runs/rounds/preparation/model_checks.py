@@ -21,9 +21,11 @@ import numpy as np
 from planetary.artifacts.store import write_atomically
 from planetary.core.configuration.schema import Config
 from planetary.core.errors import NumericsError, UserError
-from planetary.core.example_layout import Batch, ExampleLayout, column_name
+from planetary.core.example_layout import BATCH_PREFIX, Batch, ExampleLayout, column_name
+from planetary.core.index_limits import IndexLimit
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.data.columns import first_example
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import IGNORED, batches_of, read_slice
 
@@ -153,12 +155,7 @@ def _check_vocabulary(
         while above - below > 1:
             middle = (below + above) // 2
             below, above = (middle, above) if exists(position, middle) else (below, middle)
-        raise UserError(
-            f"the model {config.model.source} has {above} tokens, as its loss shows (argument {part.name}), but the "
-            f"tokenizer {config.data.tokenizer!r} has {size}: ids from {above} on would train as another token, or as "
-            f"none. Give the model a vocabulary of at least {size}{_where(config)}, or take the tokenizer that it was "
-            "made for (data.tokenizer)"
-        )
+        raise _small_vocabulary(config, above, f"as its loss shows (argument {part.name})", size)
 
 
 def _plain_batch(spec: StepSpec, layout: ExampleLayout | None) -> list[np.ndarray]:
@@ -176,8 +173,65 @@ def _plain_batch(spec: StepSpec, layout: ExampleLayout | None) -> list[np.ndarra
     return batch
 
 
-def _where(config: Config) -> str:
-    return " (model.options.vocab_size)" if "vocab_size" in config.model.options else ""
+def _small_vocabulary(config: Config, tokens: int, how: str, size: int) -> UserError:
+    where = " (model.options.vocab_size)" if "vocab_size" in config.model.options else ""
+    return UserError(
+        f"the model {config.model.source} has {tokens} tokens, {how}, but the tokenizer {config.data.tokenizer!r} has "
+        f"{size}: ids from {tokens} on would train as another token, or as none. Give the model a vocabulary of at "
+        f"least {size}{where}, or take the tokenizer that it was made for (data.tokenizer)"
+    )
+
+
+def check_values(config: Config, data: PreparedData, limits: Mapping[str, Sequence[IndexLimit]]) -> None:
+    """Raise `UserError` where an integer of the data is an index beyond a table of the model.
+
+    Args:
+        config: of the run.
+        data: of which all examples are looked at; of tokens, the ids of the tokenizer.
+        limits: of the model's arguments, by name.
+    """
+    for argument, found in limits.items():
+        name = argument.removeprefix(BATCH_PREFIX)
+        for limit in found:
+            if data.layout is None or (not config.data.has_columns and name in ("tokens", "targets")):
+                wrong = np.flatnonzero(limit.illegal(np.arange(data.vocab_size)))
+                if wrong.size:
+                    how = f"as the use of its argument {argument} shows{_at(limit)}"
+                    raise _small_vocabulary(config, int(wrong[0]), how, data.vocab_size)
+            elif any(column.name == name for column in data.layout.columns):
+                _check_column(config, data, name, limit)
+
+
+_EXAMPLES = 1 << 14
+"""Examples looked at together."""
+
+
+def _check_column(config: Config, data: PreparedData, name: str, limit: IndexLimit) -> None:
+    assert data.layout is not None
+    for file in (data.train, data.held_out):
+        examples = np.memmap(file.url, np.uint8, mode="r").reshape(file.count, data.layout.nbytes)
+        for start in range(0, file.count, _EXAMPLES):
+            wrong = limit.first_illegal(data.layout.column(examples[start : start + _EXAMPLES], name))
+            if wrong is None:
+                continue
+            place, value = f"{Path(file.url).name}, example {start + wrong[0]}", wrong[1]
+            if config.data.has_columns:
+                places = (
+                    (f"{one.source}, example {first[0]}", first[1])
+                    for one in config.data.parts
+                    if (first := first_example(one.source, config.data.columns, name, limit.first_illegal)) is not None
+                )
+                place, value = next(places, (place, value))
+            raise UserError(
+                f"{place}: {name!r} holds {value}, and the model {config.model.source} takes a row of {limit.rows} by "
+                f"it{_at(limit)}: expected {limit.expected}. Any other value would train as another row, or as none: "
+                "correct it, or give the model more rows. A value that marks an example or target as not counted has "
+                "to be compared in the loss, as in jnp.where(labels >= 0, …) or PyTorch's ignore_index (docs/models.md)"
+            )
+
+
+def _at(limit: IndexLimit) -> str:
+    return f" ({limit.place})" if limit.place else ""
 
 
 # --- targets that do not count ------------------------------------------------------------------------------

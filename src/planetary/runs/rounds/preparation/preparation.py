@@ -23,7 +23,7 @@ from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import SIGNED, TOKEN_DTYPES
 from planetary.fleet.preparation.compiling import ModelToCompile, StepToCompile
-from planetary.runs.rounds.preparation.model_checks import check_examples, check_model, first_batch
+from planetary.runs.rounds.preparation.model_checks import check_examples, check_model, check_values, first_batch
 from planetary.runs.rounds.preparation.prepared_steps import (
     StepRecord,
     StoredArrays,
@@ -121,6 +121,7 @@ def prepare_run(
             check_frozen(config, own, record)
     else:
         stage("reading the training step that was prepared before")
+        check_values(config, data, record.limits)
     spec = record.spec
     step = TrainStep("", spec, store.get(spec.stablehlo_digest), notes=record.notes)
     _check_batch(config, step, data)
@@ -143,6 +144,7 @@ def _make_step(
 ) -> StepRecord:
     stage("exporting the model to StableHLO")
     from planetary.compiler.check.meaning import with_checked_meaning
+    from planetary.compiler.frontend.index_limits import index_limits
     from planetary.compiler.step.train_step import build_train_step
 
     with files_read() as read:
@@ -152,6 +154,8 @@ def _make_step(
     params, buffers = model.start, model.initial("buffer")
     made(ModelToCompile(step, params, buffers))
     stage("comparing loss and gradients with the model's own framework")
+    limits = index_limits(model)
+    check_values(config, data, limits)  # before the author's framework gets such a batch
     model = with_checked_meaning(model, _first_batch(config, data, model))
     meaning = model.manifest.meaning
     assert meaning is not None
@@ -166,6 +170,7 @@ def _make_step(
         buffers=buffers,
         notes=(*step.notes, *([meaning.summary] if meaning.author != "framework" else [])),
         meaning=meaning,
+        limits=limits,
         read=read,
     )
 

@@ -26,6 +26,7 @@ from planetary.core import decoding
 from planetary.core.configuration.schema import Config, is_function
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import TrustError, UserError
+from planetary.core.index_limits import IndexLimit
 from planetary.core.meaning import Meaning
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, digest_of, host_dtype
@@ -101,6 +102,7 @@ class StepRecord(PreparedRecord, frozen=True):
         frozen: digest of each buffer by name.
         notes: of the step.
         meaning: comparison of the model with the author's framework.
+        limits: legal values of the batch's integers, by argument.
     """
 
     spec: StepSpec
@@ -109,6 +111,7 @@ class StepRecord(PreparedRecord, frozen=True):
     notes: tuple[str, ...] = ()
     meaning: Meaning | None = None
     frozen: dict[str, str] = {}
+    limits: dict[str, tuple[IndexLimit, ...]] = {}
 
     @property
     def module(self) -> str:
@@ -242,6 +245,7 @@ def keep_record(
     buffers: Mapping[str, np.ndarray],
     notes: tuple[str, ...],
     meaning: Meaning | None,
+    limits: dict[str, tuple[IndexLimit, ...]],
     read: Iterable[Path],
 ) -> StepRecord:
     """Keep a step that was just made; `read`: files read for it."""
@@ -256,6 +260,7 @@ def keep_record(
         buffers=put_whole(store, blob) if blob else "",
         notes=notes,
         meaning=meaning,
+        limits=limits,
         frozen={name: digest_of(array) for name, array in buffers.items()},
     )
     keep(store, record)

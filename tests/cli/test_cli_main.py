@@ -130,6 +130,33 @@ def test_debug_before_the_command_reaches_its_arguments(failing_command) -> None
     assert build_parser("probe").parse_args(["probe"]).debug is False
 
 
+@pytest.mark.parametrize(
+    ("line", "beside", "port"),
+    [
+        ("serve A", [], None),
+        ("serve A --port 1 B", ["B"], 1),
+        ("serve --port 1 A B", ["B"], 1),
+        ("serve A B --workers 2 C --port 1 --debug", ["B", "C"], 1),
+    ],
+)
+def test_flags_may_stand_between_several_models(line: str, beside: list[str], port: int | None) -> None:
+    args = build_parser("serve").parse_args(line.split())
+    assert (args.model, args.beside, args.port) == ("A", beside, port)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("serve A --prot 1 B", "there is no flag --prot; did you mean --port?"),
+        ("serve A B --port", "argument --port: expected one argument"),
+        ("serve --port 1", r"the following arguments are required: \[NAME=\]MODEL\. "),
+    ],
+)
+def test_wrong_flag_between_models_is_refused(line: str, message: str) -> None:
+    with pytest.raises(errors.UserError, match=message):
+        build_parser("serve").parse_args(line.split())
+
+
 def test_an_unexpected_error_asks_for_a_report(failing_command, capsys: pytest.CaptureFixture[str]) -> None:
     failing_command(ZeroDivisionError("division by zero"))
     assert main(["probe"]) == 1

@@ -60,17 +60,26 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._flags: list[str] = []
+        self._takes_several = self._is_intermixed = False  # positional arguments; whether argparse looks for them apart
         super().__init__(*args, **kwargs)
 
     def add_argument(self, *names: Any, **kwargs: Any) -> argparse.Action:
         self._flags += [name for name in names if name.startswith("--")]
+        self._takes_several |= kwargs.get("nargs") == "*" and not names[0].startswith("-")
         return super().add_argument(*names, **kwargs)
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """An unknown argument is an error."""
-        known, rest = super().parse_known_args(args, namespace)
+        """An unknown argument is an error; flags may stand between the arguments of a list."""
+        if self._is_intermixed:
+            return super().parse_known_args(args, namespace)
+        self._is_intermixed = True
+        try:
+            parse = self.parse_known_intermixed_args if self._takes_several else super().parse_known_args
+            known, rest = parse(args, namespace)
+        finally:
+            self._is_intermixed = False
         if rest:
             self._refuse(rest)
         return known, rest

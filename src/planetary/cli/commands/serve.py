@@ -46,9 +46,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         ],
     )
     parser.add_argument("model", metavar="[NAME=]MODEL", help=required_key("serve.model"))
-    parser.add_argument(
-        "beside", metavar="[NAME=]MODEL", nargs="*", help="further models at the same endpoint [serve.models]"
-    )
+    meaning = "further models at the same endpoint [serve.models]"
+    parser.add_argument("beside", metavar="[NAME=]MODEL", nargs="*", default=[], help=meaning)
     add_key_flags(parser, _FLAGS)
     parser.add_argument(
         "--adapter",

@@ -54,6 +54,12 @@ class ChatDocuments:
                         raise UserError(f"{where}: the chat template fails: {samples}") from None
                     if isinstance(samples, BaseException):
                         raise samples
+                    if chat.is_answer and len(samples) > 1:
+                        raise UserError(
+                            f"{where}: the chat template changes earlier turns of the assistant when later ones "
+                            "follow, so an answer of several turns has no single text to compare: make a pair of each "
+                            "turn"
+                        )
                     yield from _documents(chat, samples)
         finally:
             loop.call(renderer.close())

@@ -25,11 +25,13 @@ class Chat(msgspec.Struct, frozen=True):
         messages: as a chat template sees them, each with a known role.
         turns: indices of the assistant's messages that are trained, ascending; at least one.
         tools: as a chat template sees them; None: none.
+        is_answer: whether the trained turns are one side of a pair, which has to be one text.
     """
 
     messages: list[dict[str, Any]]
     turns: tuple[int, ...]
     tools: list[Any] | None = None
+    is_answer: bool = False
 
 
 def is_chat(record: Any) -> bool:
@@ -114,10 +116,10 @@ def pair_of(record: Any, where: str) -> tuple[Chat, Chat]:
     """Return a record's prompt with the preferred answer, and with the other one.
 
     `prompt`, `chosen` and `rejected` are texts or messages. Without a `prompt`, the answers are whole chats, and the
-    messages they begin with alike are the prompt.
+    messages they begin with alike are the prompt. Of an answer of several messages the assistant's are trained.
 
     Raises:
-        UserError: as `chat_of`; an answer is missing or no single message of the assistant, or both are the same.
+        UserError: as `chat_of`; an answer is missing, does not end with the assistant, or both are the same.
     """
     if not isinstance(record, Mapping):
         raise UserError(f"{where}: expected an object with prompt, chosen and rejected, found {type(record).__name__}")
@@ -136,9 +138,11 @@ def pair_of(record: Any, where: str) -> tuple[Chat, Chat]:
     chats = []
     for name, side in sides.items():
         chat = chat_of({**rest, "prompt": prompt, "completion": side}, f"{where}, {name}")
-        if chat.turns != (len(chat.messages) - 1,) or (isinstance(side, list) and len(side) != 1):
-            raise UserError(f"{where}: expected one message of the assistant as {name!r}, found {_shown(side)}")
-        chats.append(chat)
+        if chat.messages[-1]["role"] != "assistant":
+            raise UserError(
+                f"{where}: {name!r} ends with a message of the {chat.messages[-1]['role']}: expected the assistant's"
+            )
+        chats.append(msgspec.structs.replace(chat, is_answer=True))
     return chats[0], chats[1]
 
 

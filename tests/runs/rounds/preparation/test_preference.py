@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-from chat_support import MARKED, said, tokenizer_folder
+from chat_support import MARKED, PLAIN, said, tokenizer_folder
 
 from planetary.compiler.autodiff.differentiate import value_and_gradients
 from planetary.compiler.check.reference import run_reference
@@ -30,19 +30,22 @@ from planetary.runs.rounds.preparation.run_model import model_of
 
 LLAMA = {"n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "n_hidden": 64, "vocab_size": 400}
 LENGTH = 40
+TRAIN = {"batch_size": 2, "sequence_length": LENGTH, "rounds": 1, "inner_steps": 2}
 PAIRS = [
     {"prompt": f"{n} + {n}?", "chosen": f"It is {2 * n}.", "rejected": "No idea" + "!" * (n % 3)} for n in range(40)
 ]
 
 
-def config_of(folder: Path, pairs: list[dict[str, Any]] = PAIRS, **sections: Any) -> Config:
-    tokenizer = tokenizer_folder(folder / "model", MARKED["chatml"])
+def config_of(
+    folder: Path, pairs: list[dict[str, Any]] = PAIRS, *, template: str = MARKED["chatml"], **sections: Any
+) -> Config:
+    tokenizer = tokenizer_folder(folder / "model", template)
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     data = {"source": str(folder / "pairs.jsonl"), "format": "preference", "tokenizer": str(tokenizer)}
     tables = {
         "model": {"source": ZOO["llama"].source, "options": LLAMA},
         "data": {**data, "held_out_fraction": 0.2, **sections.pop("data", {})},
-        "train": {"batch_size": 2, "sequence_length": LENGTH, "rounds": 1, "inner_steps": 2},
+        "train": TRAIN,
         "fabric": {"workers": 1},
     }
     return config_from_tables({**tables, **sections})
@@ -115,6 +118,16 @@ def template() -> Any:
     return llama.build(**LLAMA)[1]
 
 
+def sizes() -> Any:
+    """Return the configuration of the model in transformers."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=400, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, rms_norm_eps=1e-5, rope_theta=10_000.0, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
 def loss_and_gradients(model: Model, params: dict[str, np.ndarray], batch: list[np.ndarray]) -> list[np.ndarray]:
     positions = [i for i, a in enumerate(model.manifest.arguments) if a.role == "param"]
     text = value_and_gradients(model.stablehlo, positions, 0)
@@ -125,15 +138,11 @@ def loss_and_gradients(model: Model, params: dict[str, np.ndarray], batch: list[
 def test_loss_and_gradient_equal_pytorch(tmp_path: Path) -> None:
     """Equation 7 of the paper in PyTorch, over the log-probabilities of two models of transformers."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     config = config_of(tmp_path, data={"dpo_beta": 0.3})
     model, columns = model_of(config), columns_of(prepare(config, tmp_path / "cache"))
-    sizes = LlamaConfig(
-        vocab_size=400, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, rms_norm_eps=1e-5, rope_theta=10_000.0, tie_word_embeddings=False,
-    )  # fmt: skip
-    first, policy = LlamaForCausalLM(sizes).eval(), LlamaForCausalLM(sizes).eval()
+    first, policy = LlamaForCausalLM(sizes()).eval(), LlamaForCausalLM(sizes()).eval()
     rng, start = np.random.default_rng(0), model.start
     moved = {name: value + rng.normal(0, 0.02, value.shape).astype(np.float32) for name, value in start.items()}
     for net, values in ((first, start), (policy, moved)):
@@ -188,13 +197,74 @@ def test_pairs_of_known_forms_are_read(record: dict[str, Any], prompt: str, answ
             {"prompt": [{"role": "boss", "content": "a"}], "chosen": "b", "rejected": "c"},
             "chosen.* has the role 'boss'",
         ),
-        ({"prompt": "a", "chosen": "b", "rejected": said("Hi", "no")}, "one message of the assistant as 'rejected'"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": said("Hi", "no", "why")},
+            "'rejected' ends with a message of the u",
+        ),
+        ({"chosen": said("Hi", "a", "b", "c"), "rejected": said("Hi", "a")}, "rejected: expected messages"),
         ({"prompt": "a", "chosen": [{"role": "user", "content": "b"}], "rejected": "c"}, "nothing here is trained"),
     ],
 )
 def test_malformed_pairs_are_refused(record: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         pair_of(record, "line 1")
+
+
+TOOL = {"role": "tool", "content": "42"}
+TURNS: list[dict[str, Any]] = [
+    {"chosen": said("a?", "b", "c?", "d", "e", "f"), "rejected": said("a?", "b", "c?", "no", "e", "no")},
+    {"prompt": said("a?", "b", "c?"), "chosen": said("c?", "d", "e", "f")[1:], "rejected": "no"},
+    {"prompt": "a?", "chosen": [*said("", "look")[1:], TOOL, *said("", "42")[1:]], "rejected": said("", "no")[1:]},
+]
+"""Each has a prompt, and 2 turns or 1 of the assistant in either answer."""
+
+
+def test_answer_of_several_turns_trains_each_of_them() -> None:
+    assert [[chat.turns for chat in pair_of(record, "x")] for record in TURNS] == [
+        [(3, 5), (3, 5)],
+        [(3, 5), (3,)],
+        [(1, 3), (1,)],
+    ]
+
+
+@pytest.mark.doors("torch", "transformers")
+@pytest.mark.parametrize("template", [MARKED["chatml"], PLAIN["chatml"]])
+def test_several_turns_have_the_log_probability_of_pytorch(tmp_path: Path, template: str) -> None:
+    """Tokens and the assistant's mask are transformers', the log-probabilities those of its Llama."""
+    import torch
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    config = config_of(tmp_path, TURNS * 5, template=template, train={**TRAIN, "sequence_length": 80})
+    columns, start = columns_of(prepare_run(config, tmp_path / "cache", lambda _: None).data), model_of(config).start
+    net = LlamaForCausalLM(sizes()).eval()
+    net.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in start.items()})
+    theirs = PreTrainedTokenizerFast(tokenizer_file=config.data.tokenizer, bos_token="<s>", eos_token="</s>")
+    prompts = [said("a?", "b", "c?"), said("a?", "b", "c?"), said("a?")]
+    expected = []
+    for record, prompt in zip(TURNS, prompts, strict=True):
+        asked = theirs.apply_chat_template(prompt, chat_template=template, add_generation_prompt=True, return_dict=True)
+        for name in ("chosen", "rejected"):
+            side = said("", record[name])[1:] if isinstance(record[name], str) else record[name]
+            chat = [*prompt, *side] if "prompt" in record else side
+            known = theirs.apply_chat_template(
+                chat, chat_template=MARKED["chatml"], return_dict=True, return_assistant_tokens_mask=True
+            )
+            ids, counted = (torch.tensor(known[key]) for key in ("input_ids", "assistant_masks"))
+            counted[: len(asked["input_ids"])] = 0
+            with torch.no_grad():
+                rows = torch.log_softmax(net(ids[None, :-1]).logits[0], -1).gather(-1, ids[1:, None])[:, 0]
+            expected.append(float((rows * counted[1:]).sum()))
+    found = columns["reference"]
+    assert len(found) == 15
+    for pair in np.reshape(expected, (3, 2)):
+        assert np.isclose(found, pair, rtol=1e-5, atol=1e-4).all(-1).sum() == 5
+
+
+def test_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path) -> None:
+    """A text per turn would be taken for the other answer."""
+    rewrites = PLAIN["chatml"].replace("m.content", "(m.content if loop.last else m.content | upper)", 1)
+    with pytest.raises(UserError, match=r"pairs\.jsonl, line 1: the chat template changes earlier turns .* each turn"):
+        prepare(config_of(tmp_path, TURNS, template=rewrites), tmp_path / "cache")
 
 
 def test_long_pairs_are_left_out_and_only_long_ones_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -329,9 +329,8 @@ def _constant(op: Operation) -> _Parts:
 def _checked(op: Operation, parts: _Parts) -> _Parts:
     """Return the conjunction over the numbers of an index: over one, in the graph of a gather whose rows are filled."""
     shape = ir.shape_of(op.operands[0])
-    if len(parts) > 1 or parts[0] is None or any(shape[d] > 1 for d in ir.ints(op, "dimensions")):
-        return _OTHER
-    return (replace(parts[0], checks_index=True),)
+    whole = len(parts) == 1 and all(shape[d] == 1 for d in ir.ints(op, "dimensions"))
+    return tuple(part and replace(part, checks_index=True) for part in parts) if whole else _OTHER
 
 
 def _combined(compute: Callable[..., np.ndarray], parts: Sequence[_Elements | None]) -> _Elements | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def build(batch_size):
 """
 
 
-def columns(words: tuple[int, int] = (0, 0), label: tuple[int, int] = (0, 0)) -> dict[str, np.ndarray]:
+def columns(words: tuple[int, int] = (0, 0), label: tuple[int, int] = (0, 0)) -> dict[str, Any]:
     """Return legal examples but for one value of each column, given with its example."""
     rng = np.random.default_rng(0)
     found = {"words": rng.integers(0, ROWS, (COUNT, 5)), "label": rng.integers(0, CLASSES, COUNT)}

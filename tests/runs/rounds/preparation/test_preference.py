@@ -120,9 +120,10 @@ def template() -> Any:
 
 def sizes() -> Any:
     """Return the configuration of the model in transformers."""
-    from transformers import LlamaConfig
+    import transformers
 
-    return LlamaConfig(
+    made: Any = transformers.LlamaConfig
+    return made(
         vocab_size=400, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, rms_norm_eps=1e-5, rope_theta=10_000.0, tie_word_embeddings=False,
     )  # fmt: skip
@@ -162,7 +163,7 @@ def test_loss_and_gradient_equal_pytorch(tmp_path: Path) -> None:
     batch = [columns["tokens"][:2].astype(np.int32), columns["targets"][:2].astype(np.int32), reference.numpy()]
     loss, *slopes = loss_and_gradients(model, moved, batch)
     assert abs(float(loss) - float(expected.detach())) < 1e-5
-    named = dict(policy.named_parameters())
+    named: dict[str, Any] = dict(policy.named_parameters())
     for name, slope in zip(moved, slopes, strict=True):
         wanted = named[name].grad.numpy()
         np.testing.assert_allclose(slope, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max(), err_msg=name)
@@ -238,7 +239,7 @@ def test_several_turns_have_the_log_probability_of_pytorch(tmp_path: Path, templ
     columns, start = columns_of(prepare_run(config, tmp_path / "cache", lambda _: None).data), model_of(config).start
     net = LlamaForCausalLM(sizes()).eval()
     net.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in start.items()})
-    theirs = PreTrainedTokenizerFast(tokenizer_file=config.data.tokenizer, bos_token="<s>", eos_token="</s>")
+    theirs: Any = PreTrainedTokenizerFast(tokenizer_file=config.data.tokenizer, bos_token="<s>", eos_token="</s>")
     prompts = [said("a?", "b", "c?"), said("a?", "b", "c?"), said("a?")]
     expected = []
     for record, prompt in zip(TURNS, prompts, strict=True):

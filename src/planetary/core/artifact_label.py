@@ -26,7 +26,7 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
     function: str
     arguments: tuple[int, ...]
-    results: int  # how many
+    results: int  # number of results
     released: tuple[int, ...]  # values that nothing after this stage needs
 
 

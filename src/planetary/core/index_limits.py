@@ -40,7 +40,7 @@ class IndexLimit(msgspec.Struct, frozen=True):
         return found
 
     def first_illegal(self, values: np.ndarray) -> tuple[int, int] | None:
-        """Return the first example of values [n, …] with one that is not legal, and that value."""
+        """Return number and value of the first illegal example of `values` [n, …]; None where all are legal."""
         own = values[(slice(None), *(slice(*span) for span in self.part))]
         wrong = self.illegal(own)
         if not wrong.any():

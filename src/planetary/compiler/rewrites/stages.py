@@ -43,7 +43,7 @@ def into_stages(module: ir.Module, name: str, replaced: Sequence[int]) -> Staged
         place = {value: i for i, value in enumerate(arguments) if last.get(value, 0) <= stage}
         mark_in_place(made, [place.get(step.replaced_by(result)) for result in results])
 
-    names: dict[str, str] = {}  # of functions by their text
+    names: dict[str, str] = {}  # function names by the text of the body
     called = [f"{name}_0"]
     for stage, (part, arguments) in enumerate(zip(parts, taken, strict=True), 1):
         made = step.emit(module, f"{name}_part", part)

@@ -32,7 +32,7 @@ class LeaseLedger(msgspec.Struct):
         return self.returned[0] if self.returned else self.next
 
     def free(self, count: int) -> list[int]:
-        """Return the leases that so many calls of `take` would hand out."""
+        """Return the leases of the next `count` calls of `take`."""
         old = self.returned[:count]
         return [*old, *range(self.next, self.next + count - len(old))]
 

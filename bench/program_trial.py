@@ -20,8 +20,8 @@ from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.iree import compile_program
 from planetary.compiler.backends.targets import parse_target
 from planetary.core.config import load_config
-from planetary.core.program_trial import FunctionTrial, encode_program_reference
 from planetary.core.step import ProgramSpec
+from planetary.core.trials.program import FunctionTrial, encode_program_reference
 from planetary.fleet.preparation.program_compiling import reference_from_xla
 from planetary.runs.mixture.preparation import prepare_mixture
 from planetary.runtime.device_check import check_program

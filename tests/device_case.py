@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planetary.core.deviations import worst_of
 from planetary.core.step import ProgramSpec, StepSpec
-from planetary.core.step_trial import decode_reference, draw_trial, run_trial
+from planetary.core.trials.deviations import worst_of
+from planetary.core.trials.step import decode_reference, draw_trial, run_trial
 
 BACKENDS = ("cuda", "pjrt:cuda", "hip", "metal", "vulkan", "cpu", "pjrt:cpu")
 STEPS = 12

@@ -30,9 +30,9 @@ def trial(name: str) -> dict[str, Any]:
     import msgspec
     import numpy as np
 
-    from planetary.core.deviations import worst_of
     from planetary.core.step import StepSpec
-    from planetary.core.step_trial import decode_reference, draw_trial, run_trial
+    from planetary.core.trials.deviations import worst_of
+    from planetary.core.trials.step import decode_reference, draw_trial, run_trial
     from planetary.runtime.executor import open_executor
     from planetary.runtime.step_check import step_milliseconds
 

@@ -24,8 +24,8 @@ from planetary.compiler.step.train_step import StepOptions, TrainStep, build_tra
 from planetary.core.artifact_label import read_label
 from planetary.core.errors import ClosedError, CompileError, LocalProtocolError, TrustError, UserError
 from planetary.core.step import StepSpec
-from planetary.core.step_trial import TRIAL_RATE, TRIAL_STEP
 from planetary.core.tensors import TensorSpec
+from planetary.core.trials.step import TRIAL_RATE, TRIAL_STEP
 from planetary.runtime.device_program import Handle, Program, WrappedProgram, open_program
 from planetary.runtime.executor import StepExecutor, open_executor
 from planetary.runtime.host import architecture, host_features

@@ -24,8 +24,8 @@ from planetary.compiler.frontend.export import Model, export_model
 from planetary.compiler.step.train_step import StepOptions, TrainStep, build_train_step
 from planetary.core.errors import ClosedError, CompileError, LocalProtocolError, ResourceError, TrustError, UserError
 from planetary.core.step import StepSpec
-from planetary.core.step_trial import TRIAL_RATE, TRIAL_STEP
 from planetary.core.tensors import TensorSpec
+from planetary.core.trials.step import TRIAL_RATE, TRIAL_STEP
 from planetary.runtime.backends import require_backend, runtime_version
 from planetary.runtime.device_program import DeviceProgram, Handle, Program, WrappedProgram, open_program
 from planetary.runtime.executor import StepExecutor, open_executor

@@ -12,9 +12,9 @@ import numpy as np
 from planetary.artifacts.safetensors_file import read_metadata, read_safetensors, safetensors_pieces
 from planetary.artifacts.store import write_atomically
 from planetary.core.configuration.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from planetary.core.deviations import as_float
 from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.core.trials.deviations import as_float
 
 _PREFIX = "base_model.model."  # beginning of every name: the library wraps a model twice
 _A, _B = ".lora_A.weight", ".lora_B.weight"

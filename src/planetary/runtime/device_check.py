@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 import numpy as np
 
-from planetary.core.program_trial import ProgramReference
 from planetary.core.step import FunctionSpec
+from planetary.core.trials.program import ProgramReference
 from planetary.runtime.device_program import DeviceProgram
 from planetary.runtime.device_report import DeviceReport, report_of
 

@@ -9,8 +9,8 @@ import msgspec
 
 from planetary.artifacts.store import BlobStore
 from planetary.core import decoding
-from planetary.core.deviations import worst_of
 from planetary.core.errors import CompileError, TrustError
+from planetary.core.trials.deviations import worst_of
 from planetary.runtime.backends import runtime_identity
 
 

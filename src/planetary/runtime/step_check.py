@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from planetary.core.errors import CompileError
-from planetary.core.step_trial import StepReference, StepRunner, draw_trial, run_trial
+from planetary.core.trials.step import StepReference, StepRunner, draw_trial, run_trial
 from planetary.runtime.device_report import DeviceReport, report_of
 from planetary.runtime.executor import Executor
 

@@ -26,9 +26,9 @@ from planetary.compiler.frontend.export import export_model, load_model
 from planetary.compiler.rewrites.precision import coarsest_factor
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.configuration.step_options import StepOptions
-from planetary.core.deviations import ROUNDING, as_float, errors_of, noise_between
 from planetary.core.errors import CompileError
 from planetary.core.tensors import to_host_dtype
+from planetary.core.trials.deviations import ROUNDING, as_float, errors_of, noise_between
 
 
 def _results(options: StepOptions) -> tuple:

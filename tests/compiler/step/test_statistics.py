@@ -15,7 +15,7 @@ from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.export import export_loss, load_model
 from planetary.compiler.step.train_step import StepOptions, TrainStep, build_train_step
 from planetary.core.errors import CompileError, UserError
-from planetary.core.step_trial import draw_trial, values_of
+from planetary.core.trials.step import draw_trial, values_of
 
 PARAMS = {
     "norm": {"mean": jnp.zeros(5), "var": jnp.full(5, 0.004), "scale": jnp.ones(5)},

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from planetary.artifacts.gguf.header import GgufTensor
-from planetary.core.deviations import from_bfloat16
 from planetary.core.errors import TrustError
+from planetary.core.trials.deviations import from_bfloat16
 
 _PIECE = 1 << 16  # blocks that are decoded at once; their numbers take 64 MiB
 

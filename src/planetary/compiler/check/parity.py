@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from planetary.core.deviations import ROUNDING, as_float
 from planetary.core.errors import NumericsError, UserError
 from planetary.core.step import StepSpec
-from planetary.core.step_trial import StepRunner
 from planetary.core.tensors import TensorSpec, to_host_dtype
+from planetary.core.trials.deviations import ROUNDING, as_float
+from planetary.core.trials.step import StepRunner
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,9 @@ from planetary.compiler.check.verification_report import VerifyReport, read_repo
 from planetary.compiler.ir import Operation, Type, Value
 from planetary.compiler.rewrites.precision import CONTRACTIONS, coarsest_factor
 from planetary.compiler.step.step_module import TrainStep, replaced_arguments
-from planetary.core.deviations import (
+from planetary.core.errors import CompileError, TrustError
+from planetary.core.step import RATE, STEP, StepSpec
+from planetary.core.trials.deviations import (
     CHANGE_TOLERANCE,
     FACTOR_ROUNDINGS,
     NOISE_FACTOR,
@@ -45,9 +47,7 @@ from planetary.core.deviations import (
     noise_between,
     worst_of,
 )
-from planetary.core.errors import CompileError, TrustError
-from planetary.core.step import RATE, STEP, StepSpec
-from planetary.core.step_trial import (
+from planetary.core.trials.step import (
     TRIAL_RATE,
     TRIAL_STEP,
     ParameterValues,

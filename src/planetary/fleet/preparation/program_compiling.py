@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.deviations import ROUNDING
 from planetary.core.errors import TrustError, UserError
-from planetary.core.program_trial import (
+from planetary.core.step import ProgramSpec
+from planetary.core.trials.deviations import ROUNDING
+from planetary.core.trials.program import (
     ProgramReference,
     decode_program_reference,
     encode_program_reference,
     make_reference,
 )
-from planetary.core.step import ProgramSpec
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.runtime.device_program import Program, open_on_xla
 from planetary.runtime.host import host_features

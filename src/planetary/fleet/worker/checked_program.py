@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Protocol, Unpack
 
-from planetary.core.program_trial import decode_program_reference
 from planetary.core.step import FunctionSpec
+from planetary.core.trials.program import decode_program_reference
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker.role import Workplace
 from planetary.runtime.backends import DeviceChoice

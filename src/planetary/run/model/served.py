@@ -26,9 +26,9 @@ from planetary.core.config import load_config
 from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, is_pretrained, read_published
 from planetary.core.configuration.schema import Config, is_function
 from planetary.core.configuration.weight_file import pretrained_folder, weight_file
-from planetary.core.deviations import as_float
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import DTYPE_NAMES, TensorSpec
+from planetary.core.trials.deviations import as_float
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, JsonTokenizer, Tokenizer, load_tokenizer
 from planetary.data.tokenizer_settings import read_settings, read_template
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, PRETRAINED

@@ -14,9 +14,9 @@ from planetary.compiler.check.logits import Logits, find_logits
 from planetary.compiler.frontend.export import Model
 from planetary.core.adapters import merged_values
 from planetary.core.configuration.schema import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function
-from planetary.core.deviations import as_float
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import digest_of
+from planetary.core.trials.deviations import as_float
 from planetary.data.kinds import holds_tokens
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, SAVED_TOKENIZER, Tokenizer, load_tokenizer
 from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED, STEP, kept_place

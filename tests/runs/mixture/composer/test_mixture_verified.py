@@ -15,8 +15,8 @@ from mixture_stage import MixtureStage, SharedProgram, make_plan
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import CompileError, ResourceError, TrustError
-from planetary.core.program_trial import encode_program_reference, make_reference
 from planetary.core.step import ProgramSpec
+from planetary.core.trials.program import encode_program_reference, make_reference
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import WorkerJoined, WorkerRefused
 from planetary.fleet.shell.shell import Address

@@ -12,8 +12,8 @@ from planetary.cli.main import main
 from planetary.compiler.backends.artifact_manifest import read_manifest
 from planetary.compiler.check.verification_report import read_report
 from planetary.core.artifact_label import read_label
-from planetary.core.program_trial import decode_program_reference
 from planetary.core.step import ProgramSpec
+from planetary.core.trials.program import decode_program_reference
 from planetary.fleet.preparation.compiling import CompileTarget
 from planetary.fleet.preparation.program_compiling import compile_and_verify
 from planetary.runtime.device_check import check_program

@@ -11,8 +11,8 @@ from moe_support import TINY, build, worker
 
 from planetary.compiler.backends.targets import Target
 from planetary.core.errors import CompileError, ResourceError, UserError
-from planetary.core.program_trial import make_reference
 from planetary.core.step import ProgramSpec
+from planetary.core.trials.program import make_reference
 from planetary.runs.mixture.program.signature import state_specs, zeros_for
 from planetary.runtime import pjrt_device
 from planetary.runtime.device_check import check_program

@@ -18,10 +18,10 @@ from planetary.compiler.frontend.export import Model, call_builder, checked_buil
 from planetary.core import decoding
 from planetary.core.adapters import widened_values
 from planetary.core.configuration.schema import Config, is_function
-from planetary.core.deviations import as_float
 from planetary.core.errors import UserError
 from planetary.core.example_layout import ExampleLayout
 from planetary.core.tensors import TensorSpec
+from planetary.core.trials.deviations import as_float
 from planetary.data.prepared_data import PreparedData
 from planetary.data.token_file import TokenFile
 from planetary.models.layers import preference_loss, text_log_probabilities

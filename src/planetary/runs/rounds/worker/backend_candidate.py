@@ -8,7 +8,7 @@ from pathlib import Path
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import PlanetaryError
-from planetary.core.step_trial import Trial, decode_reference, draw_trial
+from planetary.core.trials.step import Trial, decode_reference, draw_trial
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker.role import NothingToDo, Role, Roles, Workplace
 from planetary.runs.rounds import messages as rm

@@ -14,9 +14,9 @@ from planetary.core.extension_points import OUTER_OPTIMIZERS
 from planetary.core.registry import PinnedFile, file_of
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
-from planetary.core.step_trial import decode_reference
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 from planetary.core.token_slice import element_bytes, is_examples
+from planetary.core.trials.step import decode_reference
 from planetary.core.user_code import load_text
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker.role import Role, Workplace

@@ -15,7 +15,7 @@ import numpy as np
 from planetary.core.adapters import Adapter, trained_by
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import host_dtype
-from planetary.core.trial_numbers import random_words
+from planetary.core.trials.drawn import random_words
 from planetary.models.context import Attention, CacheSizes, StateSizes, WholeText
 from planetary.models.layers import causal_attention
 from planetary.runs.serve.config import ServeConfig

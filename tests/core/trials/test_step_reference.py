@@ -7,11 +7,12 @@ import hashlib
 import numpy as np
 import pytest
 
-from planetary.core import step_trial
-from planetary.core.deviations import worst_of
 from planetary.core.errors import TrustError
 from planetary.core.step import StepSpec
-from planetary.core.step_trial import (
+from planetary.core.tensors import TensorSpec, to_host_dtype
+from planetary.core.trials import step as step_trial
+from planetary.core.trials.deviations import worst_of
+from planetary.core.trials.step import (
     ParameterValues,
     StepReference,
     Trial,
@@ -21,7 +22,6 @@ from planetary.core.step_trial import (
     make_reference,
     values_of,
 )
-from planetary.core.tensors import TensorSpec, to_host_dtype
 
 WIDE = (200, 300)
 SPEC = StepSpec(

@@ -1,6 +1,6 @@
 """Every function of a program on random numbers, and the results of a reference execution.
 
-The sibling of `core.step_trial` for modules of separate functions, as those of mixtures are: the reference of an
+The sibling of `core.trials.step` for modules of separate functions, as those of mixtures are: the reference of an
 artifact travels to every worker, and each repeats the comparison on its device. Arguments are not in it: they are drawn
 again from the digest of the module.
 
@@ -19,12 +19,11 @@ import msgspec
 import numpy as np
 
 from planetary.core import decoding
-from planetary.core.deviations import MOST_NOISE, NOISE_FACTOR, ROUNDING, ROUNDINGS, Accepted, as_float, error_of
 from planetary.core.errors import CompileError, TrustError
 from planetary.core.step import GRADIENT, RATE, FunctionSpec, ProgramSpec
-from planetary.core.step_trial import REFERENCE_BYTES, TRIAL_RATE
 from planetary.core.tensors import TensorSpec, to_host_dtype
-from planetary.core.trial_numbers import (
+from planetary.core.trials.deviations import MOST_NOISE, NOISE_FACTOR, ROUNDING, ROUNDINGS, Accepted, as_float, error_of
+from planetary.core.trials.drawn import (
     EXACT_ELEMENTS,
     ExpectedResult,
     block_sums,
@@ -33,6 +32,7 @@ from planetary.core.trial_numbers import (
     random_words,
     uniform,
 )
+from planetary.core.trials.step import REFERENCE_BYTES, TRIAL_RATE
 
 TOLERANCE = 0.05
 """Accepted error of a number, relative to the root mean square of the tensor's nonzero numbers.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from planetary.core.deviations import Accepted
+from planetary.core.trials.deviations import Accepted
 
 EXACT_ELEMENTS = 4096  # a tensor of so many elements, or fewer, travels as it is
 _CHUNK = 1 << 20  # elements summed at a time, so temporary arrays stay small

@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 
 from planetary.core import decoding
-from planetary.core.deviations import ROUNDING, SCALARS, Accepted, accepted_of, as_float, error_of
 from planetary.core.errors import TrustError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, to_host_dtype
-from planetary.core.trial_numbers import (
+from planetary.core.trials.deviations import ROUNDING, SCALARS, Accepted, accepted_of, as_float, error_of
+from planetary.core.trials.drawn import (
     EXACT_ELEMENTS,
     ExpectedResult,
     block_sums,

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from planetary.core import program_trial
 from planetary.core.errors import CompileError, TrustError
-from planetary.core.program_trial import (
+from planetary.core.step import RATE, FunctionSpec, ProgramSpec
+from planetary.core.tensors import TensorSpec
+from planetary.core.trials import program as program_trial
+from planetary.core.trials.program import (
     FunctionTrial,
     ProgramReference,
     decode_program_reference,
     encode_program_reference,
     make_reference,
 )
-from planetary.core.step import RATE, FunctionSpec, ProgramSpec
-from planetary.core.tensors import TensorSpec
 
 WIDE, ROWS = (128, 96), (160, 64)
 W, MEAN, G = TensorSpec("w", "f32", WIDE), TensorSpec("mean.w", "f32", WIDE), TensorSpec("gradient.w", "f32", WIDE)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import iree.runtime as iree
 import numpy as np
@@ -137,8 +138,7 @@ def test_state_stays_on_the_device_and_the_loss_falls(executor: StepExecutor, ba
     before = executor.eval_step(batch)
     first = executor.train_step(0, RATE, batch)
     assert first.loss == pytest.approx(before, rel=1e-6)
-    for step in range(1, 12):
-        last = executor.train_step(step, RATE, batch)
+    *_, last = [executor.train_step(step, RATE, batch) for step in range(1, 12)]
     assert last.loss < 0.8 * first.loss
     assert int(executor.read_opt_state()["adam.count"]) == 12
 
@@ -189,7 +189,8 @@ def test_other_threads_go_on_during_a_step(
     beats, seen = 0, []
     original = iree.VmContext.invoke
 
-    def watched(context: iree.VmContext, *arguments: object) -> None:
+    def watched(context: iree.VmContext, *arguments: Any) -> None:
+        before = beats
         for _ in range(1000):  # one step may be over before the other thread has woken up
             before = beats
             original(context, *arguments)
@@ -200,8 +201,8 @@ def test_other_threads_go_on_during_a_step(
     monkeypatch.setattr(iree.VmContext, "invoke", watched)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(30)
+    thread = threading.Thread(target=executor.eval_step, args=(batch,))
     try:
-        thread = threading.Thread(target=executor.eval_step, args=(batch,))
         thread.start()
         while not seen:
             beats += 1
@@ -308,7 +309,7 @@ def test_which_artifacts_run_here() -> None:
 def test_a_non_finite_result_is_infinitely_wrong(built: Built, poison: float) -> None:
     trial = verification.make_trial(built.step.spec, built.model.initial("param"), {})
     zeros = {t.name: t.zeros() for t in (*built.step.spec.params, *built.step.spec.opt_state)}
-    good = zeros | {name: np.float32(1) for name in ("loss", "eval_loss", "grad_norm")}
+    good = zeros | {name: np.asarray(1, np.float32) for name in ("loss", "eval_loss", "grad_norm")}
     bad = dict(good) | {"head": np.full_like(zeros["head"], poison)}
     assert verification.compare(built.step.spec, trial, good, bad) == ("head", np.inf)
     assert verification.compare(built.step.spec, trial, good, good)[1] == 0

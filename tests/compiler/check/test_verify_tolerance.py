@@ -25,6 +25,7 @@ from planetary.compiler.check.verify import (
 from planetary.compiler.frontend.export import export_model, load_model
 from planetary.compiler.rewrites.precision import coarsest_factor
 from planetary.compiler.step.train_step import build_train_step
+from planetary.core.configuration.ranges import Factors
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import CompileError
 from planetary.core.tensors import to_host_dtype
@@ -56,7 +57,7 @@ def test_a_sign_may_flip_in_few_places_and_its_momentum_in_none() -> None:
 
 @pytest.mark.parametrize("precision", ["f32", "bf16", "f16"])
 @pytest.mark.slow
-def test_tolerance_follows_the_factors(precision: str) -> None:
+def test_tolerance_follows_the_factors(precision: Factors) -> None:
     step, trial, good = _results(StepOptions(precision=precision))
     assert coarsest_factor(step.portable) == precision
     off = good | {"grad_norm": good["grad_norm"] * np.float32(1.01)}

@@ -35,10 +35,10 @@ def program(name: str, given: Mapping[str, np.ndarray]) -> Arrays:
         mean = 0.9 * given["mean.w"] + 0.1 * given["gradient.w"]
         norm = np.linalg.norm(given["gradient.w"])
         moved = {"w": given["w"] - given["rate"] * mean, "mean.w": mean}
-        return moved | {"count": given["count"] + 1, "norm": np.float32(norm)}
+        return moved | {"count": given["count"] + 1, "norm": np.asarray(norm, np.float32)}
     x = given["x"] * (1 + given["tokens"][:, None]).astype(np.float32)
     gates = np.where(x >= np.sort(x, axis=1)[:, -4:-3], x, np.float32(0))
-    return {"gates": gates, "loss": np.float32(np.square(gates).mean())}
+    return {"gates": gates, "loss": np.asarray(np.square(gates).mean(), np.float32)}
 
 
 def noisy(by: float) -> Callable[[str, Mapping[str, np.ndarray]], Arrays]:
@@ -55,7 +55,7 @@ def noisy(by: float) -> Callable[[str, Mapping[str, np.ndarray]], Arrays]:
     return run
 
 
-def changed(result: str, change: Callable[[np.ndarray], None]) -> Callable[[str, Mapping[str, np.ndarray]], Arrays]:
+def changed(result: str, change: Callable[[np.ndarray], object]) -> Callable[[str, Mapping[str, np.ndarray]], Arrays]:
     def run(name: str, given: Mapping[str, np.ndarray]) -> Arrays:
         results = {n: np.array(v) for n, v in program(name, given).items()}
         if result in results:
@@ -144,7 +144,7 @@ def test_only_rows_rerouted_by_a_nudge_are_spared() -> None:
 
     drawn = FunctionTrial(SPEC.stablehlo_digest, "route", ROUTE).arguments(50)["x"]
 
-    def turned(rows: int) -> Callable[[np.ndarray], None]:
+    def turned(rows: int) -> Callable[[np.ndarray], object]:
         return lambda gates: np.negative(gates[:rows], out=gates[:rows])
 
     def close(name: str, given: Mapping[str, np.ndarray]) -> Arrays:
@@ -164,7 +164,7 @@ def test_choices_are_compared_by_their_scores() -> None:
     rank = FunctionSpec((X,), (scores, ids), (("ids", "scores"),))
     spec = ProgramSpec("ranks", {"rank": rank}, 50, "8" * 64)
 
-    def ranked(change: Callable[[np.ndarray], None]) -> Callable[[str, Mapping[str, np.ndarray]], Arrays]:
+    def ranked(change: Callable[[np.ndarray], object]) -> Callable[[str, Mapping[str, np.ndarray]], Arrays]:
         def run(name: str, given: Mapping[str, np.ndarray]) -> Arrays:
             x = given["x"].copy()
             largest = np.argsort(-x, axis=1)
@@ -184,7 +184,7 @@ def test_choices_are_compared_by_their_scores() -> None:
 
         return change
 
-    def error(change: Callable[[np.ndarray], None]) -> float:
+    def error(change: Callable[[np.ndarray], object]) -> float:
         return made.errors("rank", rank, ranked(change))["ids of rank"]
 
     made = make_reference(spec, ranked(lambda found: None), factor_rounding=2.0**-23, against="XLA")

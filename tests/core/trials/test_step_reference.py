@@ -65,9 +65,9 @@ def _results(trial: Trial, noise: float = 0.0) -> Arrays:
         "half": to_host_dtype(moved(half), "bf16"),
         "adam.mean.w": moved(trial.opt_state["adam.mean.w"]),
         "adam.count": trial.opt_state["adam.count"] + 1,
-        "loss": np.float32(4.0),
-        "eval_loss": np.float32(4.0),
-        "grad_norm": np.float32(1.0),
+        "loss": np.asarray(4.0, np.float32),
+        "eval_loss": np.asarray(4.0, np.float32),
+        "grad_norm": np.asarray(1.0, np.float32),
     }
 
 

@@ -12,10 +12,10 @@ import pytest
 from mixture_checks import of_kind
 from mixture_stage import MixtureStage, SharedProgram, make_plan
 
-from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import CompileError, ResourceError, TrustError
 from planetary.core.step import ProgramSpec
+from planetary.core.tensors import Tensors
 from planetary.core.trials.program import encode_program_reference, make_reference
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import WorkerJoined, WorkerRefused
@@ -89,7 +89,7 @@ class Machine:
     def role(self, *allowed: str) -> Role:
         """Make the role, as the worker does when all blobs are here."""
 
-        def send(message: m.Message, _: Packed | None) -> None:
+        def send(message: m.Message, tensors: Tensors | None) -> None:
             self.sent.append(message)
 
         options = WorkerOptions(

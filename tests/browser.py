@@ -10,15 +10,15 @@ import shutil
 import socket
 import struct
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from waiting import HANG_S, wait_until
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-LIMIT_S = 60.0
 
 
 class Browser:
@@ -42,10 +42,10 @@ class Browser:
             stderr=subprocess.DEVNULL,
         )
         self._numbers = itertools.count(1)
-        port = _until(lambda: _port_in(folder / "DevToolsActivePort"))
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=LIMIT_S) as answer:
+        port = wait_until(lambda: _port_in(folder / "DevToolsActivePort"), "the browser's port")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=HANG_S) as answer:
             pages = [target for target in json.load(answer) if target["type"] == "page"]
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
         path = pages[0]["webSocketDebuggerUrl"].partition(str(port))[2]
         key = base64.b64encode(os.urandom(16)).decode()
         self._socket.sendall(
@@ -59,7 +59,7 @@ class Browser:
     def close(self) -> None:
         self._socket.close()
         self._process.terminate()
-        self._process.wait(LIMIT_S)
+        self._process.wait(HANG_S)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
@@ -96,7 +96,7 @@ class Browser:
         self.wait(shown)
 
     def wait(self, condition: str) -> None:
-        _until(lambda: self.evaluate(condition))
+        wait_until(lambda: self.evaluate(condition), condition)
 
     def text(self, name: str) -> str:
         return self.evaluate(f"document.getElementById('{name}').textContent")
@@ -118,14 +118,6 @@ class Browser:
 
 def _port_in(path: Path) -> int:
     return int(path.read_text().split()[0]) if path.exists() and "\n" in path.read_text() else 0
-
-
-def _until(found: Any) -> Any:
-    end = time.monotonic() + LIMIT_S
-    while not (value := found()):
-        assert time.monotonic() < end, "the browser did not get there in time"
-        time.sleep(0.02)
-    return value
 
 
 def start_browser(folder: Path) -> Browser:

@@ -24,6 +24,7 @@ from planetary.runs.serve.loaded_model import LoadedModel
 from planetary.runs.serve.loader import ServingLoader
 from planetary.runs.serve.messages import SERVING, WEIGHTS, ServingJob, ServingReady
 from planetary.runs.serve.role import ServingRole
+from waiting import HANG_S
 
 LOCAL = "127.0.0.1"
 
@@ -99,5 +100,5 @@ async def _complete(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _ask(url: str, request: Mapping[str, Any]) -> dict[str, Any]:
     post = urllib.request.Request(url, json.dumps(request).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(post, timeout=60) as answer:
+    with urllib.request.urlopen(post, timeout=HANG_S) as answer:
         return json.load(answer)

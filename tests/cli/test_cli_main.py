@@ -14,6 +14,7 @@ from planetary.cli.command_table import COMMANDS, Command
 from planetary.cli.exit_codes import EXIT_CODE_HELP, EXIT_CODES, exit_code_of, explain, report_error
 from planetary.cli.main import build_parser, main
 from planetary.core import errors
+from waiting import HANG_S
 
 WRITTEN = [name for name, command in COMMANDS.items() if importlib.util.find_spec(command.module)]
 
@@ -57,7 +58,7 @@ def test_parser_of_one_command_imports_nothing_heavy(name: str) -> None:
         "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, name], text=True, stderr=subprocess.PIPE, timeout=60, check=False
+        [sys.executable, "-c", script, name], text=True, stderr=subprocess.PIPE, timeout=HANG_S, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -175,7 +176,7 @@ def test_a_closed_pipe_is_silent() -> None:
         "import sys; from planetary.cli.exit_codes import report_error;"
         "sys.exit(report_error(BrokenPipeError(), debug=False))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (141, "", "")
 
 

@@ -16,6 +16,7 @@ import pytest
 from planetary.cli.main import main
 from planetary.collectives import Communicator
 from planetary.core.errors import PeerError, TrustError
+from waiting import HANG_S
 
 pytestmark = pytest.mark.processes
 
@@ -27,7 +28,7 @@ def master(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     try:
         assert process.stdout is not None
         found = re.search(r"listens on (\S+)\.$", process.stdout.readline())
-        assert found, process.communicate(timeout=10)
+        assert found, process.communicate(timeout=HANG_S)
         yield process, found[1]
     finally:
         process.kill()
@@ -45,7 +46,7 @@ def test_it_leads_a_ring_of_invited_peers_and_ends_on_a_signal(tmp_path: Path) -
             peer.all_reduce(array)
             np.testing.assert_array_equal(array, np.arange(5))
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(HANG_S) == 0
 
 
 def test_loopback_needs_no_token_and_journal_survives_kill_9(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_loopback_needs_no_token_and_journal_survives_kill_9(tmp_path: Path) -> 
         peer.update_topology()
         assert peer.world_size == 1
         process.kill()
-        process.wait(10)
+        process.wait(HANG_S)
     assert journal.stat().st_size > 0
 
 

@@ -13,13 +13,13 @@ import pytest
 from planetary.core.config import load_config
 from planetary.monitor.sinks.wandb_sink import WandbSink
 from planetary.run.model.trained_model import can_generate
+from waiting import HANG_S
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pcp"
 
 
 @pytest.mark.processes
 @pytest.mark.compiles
-@pytest.mark.timeout(300)
 def test_the_example_trains_unchanged(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "planetary", "train", str(EXAMPLE / "experiment.json"), "--json"]
     ended = subprocess.run(
@@ -29,7 +29,7 @@ def test_the_example_trains_unchanged(tmp_path: Path) -> None:
         env={**os.environ, "WANDB_MODE": "offline"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=HANG_S,
     )
     assert ended.returncode == 0, ended.stderr
     run = tmp_path / "runs" / "pcp-small"
@@ -42,7 +42,7 @@ def test_the_example_trains_unchanged(tmp_path: Path) -> None:
     # The model is its loss only; the logits are found in its graph, so generation is offered and works.
     assert can_generate(load_config(run / "config.toml"))
     generate = [sys.executable, "-m", "planetary", "generate", str(run), "--prompt", "the ", "--tokens", "20"]
-    said = subprocess.run(generate, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    said = subprocess.run(generate, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("the ")
     assert len(said.stdout) == len("the ") + 20 + 1

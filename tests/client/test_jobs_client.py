@@ -25,6 +25,7 @@ from planetary.artifacts.checkpoint import (
 from planetary.client import jobs as client
 from planetary.core.errors import ClosedError, CompileError, ConflictError, PeerError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
+from waiting import HANG_S
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 
@@ -59,7 +60,7 @@ def test_job_is_submitted_awaited_and_followed(tmp_path: Path) -> None:
     def test(jobs: planetary.Jobs, site: Running) -> None:
         job = jobs.submit(toy(), overrides={"fabric.workers": 1}, priority=3)
         assert (job.job_id, job.controller, job.priority) == ("toy", "training", 3)
-        ended = jobs.wait("toy", timeout=30)
+        ended = jobs.wait("toy", timeout=HANG_S)
         assert ended == jobs.get("toy") == jobs.list("finished")[0]
         assert jobs.list("queued") == ()
         assert jobs.status("toy").run == "toy"
@@ -81,7 +82,7 @@ def test_errors_of_a_gateway_are_typed(tmp_path: Path) -> None:
             jobs.wait("toy", timeout=0.0)
         assert jobs.cancel("toy", "enough").reason == "enough"
         with pytest.raises(ClosedError, match="the job toy was cancelled: enough"):
-            jobs.wait("toy", timeout=30)
+            jobs.wait("toy", timeout=HANG_S)
         with pytest.raises(ConflictError, match="it is cancelled") as refused:
             jobs.cancel("toy")
         assert refused.value.code == "job_over"
@@ -214,7 +215,7 @@ def test_downloaded_results_are_a_run(tmp_path: Path) -> None:
 
     def test(jobs: planetary.Jobs, site: Running) -> None:
         jobs.submit(toy(1))
-        jobs.wait("toy", timeout=30)
+        jobs.wait("toy", timeout=HANG_S)
         kept = site.folder / "runs" / "toy" / "checkpoints"
         values = write_results(kept.parent)
         assert [one.round for one in jobs.checkpoints("toy")] == [2]
@@ -240,7 +241,7 @@ def test_downloaded_results_are_a_run(tmp_path: Path) -> None:
 def test_results_of_a_kind_that_is_not_installed_are_downloaded(tmp_path: Path) -> None:
     def test(jobs: planetary.Jobs, site: Running) -> None:
         jobs.submit(toy(1))
-        jobs.wait("toy", timeout=30)
+        jobs.wait("toy", timeout=HANG_S)
         values = write_results(site.folder / "runs" / "toy")
         forget_the_kind(site.folder / "runs" / "toy")
         found = jobs.download("toy", tmp_path / "copy")

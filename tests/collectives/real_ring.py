@@ -12,8 +12,7 @@ import pytest
 from planetary.collectives import Communicator, Master
 from planetary.collectives.peer.shell import PeerShell
 from planetary.collectives.transport import direct_memory
-
-DEADLINE_S = 100.0  # a hang, not slowness: below the test runner's own limit
+from waiting import HANG_S
 
 
 class OpenCommunicator(Communicator):
@@ -55,7 +54,7 @@ def together(call: Callable[[int], Any], count: int) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(DEADLINE_S)
+        thread.join(HANG_S)
     if errors:
         raise errors[0]  # the others may be waiting for the one that failed
     assert not any(thread.is_alive() for thread in threads), "a call hangs"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from planetary.collectives.peer.calls import Calls
 from planetary.collectives.transport import lanes
 from planetary.collectives.transport.sockets import DataSocket
 from planetary.core.errors import PeerError, TrustError, UserError
+from waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("compiled_loops")
 
@@ -90,9 +90,7 @@ def test_an_abort_restores_arrays_and_is_caused_by_the_loss(transport: str) -> N
         assert link is not None
         link.send = lambda *args: None
         works = [peers[i].all_reduce_async(values[i]) for i in range(3)]
-        deadline = time.monotonic() + 5
-        while not all(shell_of(peer).calls.transfers for peer in peers[:2]):
-            assert time.monotonic() < deadline
+        wait_until(lambda: all(shell_of(peer).calls.transfers for peer in peers[:2]), "both transfer")
         vanish(peers[2])
         for i in range(2):
             with pytest.raises(PeerLostError) as caught:
@@ -183,7 +181,7 @@ def test_a_deadline_names_who_is_missing_and_what_it_does() -> None:
             assert error.peers == ("peer-2",)
             assert "all_reduce with tag 5" in str(error)
             assert "peer-2 is in: update_topology" in str(error)
-        voting.join(10)
+        voting.join(HANG_S)
 
 
 def test_user_errors_are_exceptions_at_once() -> None:

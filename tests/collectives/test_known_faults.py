@@ -24,6 +24,7 @@ from planetary.collectives import (
     StragglerError,
     SyncStrategy,
 )
+from waiting import HANG_S
 
 
 def connected_sockets() -> list[socket.socket]:
@@ -80,7 +81,7 @@ def test_a_peer_lost_while_links_are_measured_hangs_nobody(after_s: float) -> No
                 doomed.start()
                 time.sleep(after_s)  # the measuring itself takes longer
                 vanish(peers[2])
-                doomed.join(20)
+                doomed.join(HANG_S)
                 return None
             return outcome(lambda: peers[i].optimize_topology(timeout_s=20))
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
+from waiting import HANG_S
+
+pytestmark = pytest.mark.processes
 PROGRAMS = Path(__file__).parent / "pccl_programs"
 RECIPE = "from planetary.compat.pccl import install\ninstall()\n"
-LIMIT_S = 60.0
 
 
 @contextlib.contextmanager
@@ -49,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 def port_of(master: subprocess.Popen[str]) -> str:
     assert master.stdout is not None
     words = master.stdout.readline().split()
-    assert words[:1] == ["serving"], master.communicate(timeout=LIMIT_S)
+    assert words[:1] == ["serving"], master.communicate(timeout=HANG_S)
     return words[1].rpartition(":")[2]
 
 
@@ -64,13 +65,13 @@ def test_master_and_peers_run_unchanged_and_survive_a_kill(folder: Path) -> None
             if line.startswith("step") and int(line.split()[1]) >= 5:
                 break
         victim.send_signal(signal.SIGKILL)
-        outputs = [peer.communicate(timeout=LIMIT_S) for peer in peers[1:]]
+        outputs = [peer.communicate(timeout=HANG_S) for peer in peers[1:]]
         for (out, err), peer in zip(outputs, peers[1:], strict=True):
             assert peer.returncode == 0, err
             assert out.splitlines()[-1] == "end 40.0 40.0 12000.0"  # 40 steps of 1, and 40 of 3 on 100 elements
         assert master.poll() is None, "the master has to serve after the end of main"
         master.send_signal(signal.SIGINT)
-        out, err = master.communicate(timeout=LIMIT_S)
+        out, err = master.communicate(timeout=HANG_S)
         assert master.returncode == 0, err
         assert "Traceback" not in err
         assert err.count("HAS NO TLS") == 1
@@ -90,12 +91,12 @@ def test_an_environment_gives_a_program_tls(folder: Path, tmp_path: Path) -> Non
         ]
         stranger = stack.enter_context(program(folder, "diloco_peer.py", address, "2"))
         for peer in invited:
-            out, err = peer.communicate(timeout=LIMIT_S)
+            out, err = peer.communicate(timeout=HANG_S)
             assert peer.returncode == 0, err
             assert out.splitlines()[-1].startswith("end 2.0 2.0")
         assert stranger.poll() is None or stranger.returncode != 0
         master.send_signal(signal.SIGINT)
-        _, err = master.communicate(timeout=LIMIT_S)
+        _, err = master.communicate(timeout=HANG_S)
         assert "HAS NO TLS" not in err
 
 
@@ -106,11 +107,11 @@ def test_a_runner_needs_no_file_at_all(folder: Path) -> None:
     (folder / "short.py").write_text(code)
     for start in (["short.py"], ["-m", "short"]):
         done = subprocess.run(
-            [*runner, *start, "a"], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+            [*runner, *start, "a"], cwd=folder, capture_output=True, text=True, timeout=HANG_S, check=False
         )
         assert done.stdout.strip() == "RANK_CONNECTION_LOST ['a']", done.stderr
     refused = subprocess.run(
-        [*runner, "absent.py"], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*runner, "absent.py"], cwd=folder, capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert refused.returncode == 1
     assert "there is no such file" in refused.stderr
@@ -120,7 +121,7 @@ def test_interrupt_ends_the_wait(folder: Path) -> None:
     text = "from pccl import MasterNode\nm = MasterNode('127.0.0.1:0')\nm.run()\nm.interrupt()\ndel m\nprint('over')\n"
     (folder / "interrupted.py").write_text(text)
     with program(folder, "interrupted.py") as master:
-        out, err = master.communicate(timeout=LIMIT_S)
+        out, err = master.communicate(timeout=HANG_S)
     assert (master.returncode, out, err) == (0, "over\n", "")
 
 
@@ -131,8 +132,8 @@ def test_the_master_command_serves_a_data_parallel_loop(folder: Path) -> None:
         address = f"127.0.0.1:{port_of(master)}"
         peers = [stack.enter_context(program(folder, "ddp_peer.py", address)) for _ in range(2)]
         for peer in peers:
-            out, err = peer.communicate(timeout=LIMIT_S)
+            out, err = peer.communicate(timeout=HANG_S)
             assert (peer.returncode, out) == (0, "end -10.0\n"), err
         master.send_signal(signal.SIGINT)
-        _, err = master.communicate(timeout=LIMIT_S)
+        _, err = master.communicate(timeout=HANG_S)
         assert master.returncode == 0, err

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from planetary.collectives import Master
+from waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +30,7 @@ def test_two_peers_run_the_example(script: str, arguments: list[str]) -> None:
         command = [sys.executable, str(ROOT / "examples/collectives" / f"{script}.py"), master.address, *arguments]
         peers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
         try:
-            said = [peer.communicate(timeout=180)[0].decode() for peer in peers]
+            said = [peer.communicate(timeout=HANG_S)[0].decode() for peer in peers]
         finally:
             for peer in peers:
                 peer.kill()

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = Path(__file__).parents[2] / "bench" / "shaped_links.py"
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak]
 
 
 def measured(*arguments: str) -> dict:

@@ -15,15 +15,14 @@ from planetary.net import Authority, Connection, Server, ServerLimits, Trust, Tu
 from planetary.net.invite import mint
 from planetary.runs.rounds.messages import ROUNDS
 from planetary.wire import Allocate, allocate_any
+from waiting import HANG_S
 
 T = TypeVar("T")
-
-DEADLINE_S = 20.0
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     async def bounded() -> T:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(HANG_S):
             return await coroutine
 
     return asyncio.run(bounded())

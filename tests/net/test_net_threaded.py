@@ -14,6 +14,7 @@ from planetary.core.errors import ClosedError, PeerError
 from planetary.fleet.protocol.messages import Hello, Refused, Shutdown, Welcome
 from planetary.net import Connection, ThreadedConnection, Trust, answer_hello, receive_hello
 from planetary.runs.rounds.messages import ROUNDS, Parameters
+from waiting import HANG_S
 
 HELLO = Hello(role="worker", protocol=ROUNDS.version, software="1", token="", worker="a/0", node="a", pid=1)
 
@@ -75,7 +76,7 @@ def test_heartbeats_are_sent_while_the_main_thread_is_busy() -> None:
     enough = threading.Event()
 
     async def serve_it() -> None:
-        async with gateway(lambda _: enough.wait(10), WELCOME) as (end, working):
+        async with gateway(lambda _: enough.wait(HANG_S), WELCOME) as (end, working):
             await until(lambda: end.heartbeats_received >= 3)
             enough.set()
             assert await working
@@ -144,7 +145,7 @@ def test_closing_ends_the_thread_and_a_waiting_receive() -> None:
         connection.send(Shutdown(reason="ready"))
         connection.close("enough")
         connection.close("again")
-        waiting.join(5)
+        waiting.join(HANG_S)
         assert not waiting.is_alive()
         with pytest.raises(ClosedError):
             connection.receive(1)

@@ -11,7 +11,7 @@ import pytest
 import planetary
 from planetary.core.errors import UserError
 
-pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.compiles]
 
 BASE = 31_904  # parameters behind the adapters, of four bytes
 WAYS: dict[str, dict[str, Any]] = {

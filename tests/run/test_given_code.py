@@ -17,6 +17,7 @@ from planetary.extend import Task
 from planetary.run.given_code import text_of
 from planetary.run.rl import _task_of
 from planetary.runs.rl.environments.judging import task_of
+from waiting import HANG_S
 
 FACTOR = 3
 strip = "a variable named like a method"
@@ -95,6 +96,6 @@ def test_function_of_a_script_is_copied_and_the_script_not_run(tmp_path: Path) -
         "def reward(prompt, completion, meta):\n    return len(json.dumps(completion))\n\n\n"
         'print(text_of(reward, "task"))\n'
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert "import json as json" in done.stdout
     assert "text_of" not in done.stdout

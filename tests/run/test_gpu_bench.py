@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(600)]
+from waiting import HANG_S
+
+pytestmark = [pytest.mark.processes, pytest.mark.compiles]
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.sh"
 
@@ -20,7 +22,7 @@ def test_the_rehearsal_verifies_every_trial(tmp_path: Path) -> None:
     # The script takes the `python3` of its caller's environment.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     env = {**os.environ, "OUT": str(tmp_path), "PATH": path}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     devices = json.loads((tmp_path / "a-devices.json").read_text())
     trials = {name: found["verified"] for name, found in devices.items() if " f32" in name or " bf16" in name}

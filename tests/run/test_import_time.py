@@ -7,13 +7,15 @@ import sys
 
 import pytest
 
+from waiting import HANG_S
+
 HEAVY = ("numpy", "jax", "jaxlib", "iree", "msgspec", "capnp", "cryptography", "asyncio", "rich", "matplotlib")
 
 
 def loaded_by(statement: str) -> set[str]:
     """Return the modules that a fresh interpreter has loaded after `statement`."""
     script = f"import sys\n{statement}\nprint(*sys.modules, sep='\\n')"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=True)
     return set(done.stdout.split())
 
 

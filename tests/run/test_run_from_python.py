@@ -26,8 +26,8 @@ from planetary.run.metrics import Metrics
 from planetary.run.processes.announcement import Failure, read_failure, write_failure
 from planetary.run.processes.local_run import LocalRunOptions, Outcome, RunObserver
 from planetary.runs.rounds.metrics import RoundMetrics
+from waiting import HANG_S
 
-WAIT_S = 30.0
 TABLES = {"model": {"options": {"n_layer": 1}}, "train": {"rounds": 2}}
 
 
@@ -171,7 +171,7 @@ def test_an_error_of_the_run_is_raised_by_wait(fake: type[FakeRun]) -> None:
     run = planetary.train(TABLES, wait=False)
     for _ in range(2):
         with pytest.raises(NumericsError, match="NaN"):
-            run.wait(WAIT_S)
+            run.wait(HANG_S)
 
 
 def test_callback_exception_stops_the_run_and_is_raised(fake: type[FakeRun]) -> None:
@@ -233,12 +233,12 @@ def test_a_callback_may_stop_the_run(fake: type[FakeRun]) -> None:
 
     def on_round(metrics: RoundMetrics) -> None:
         if metrics.round == 3:
-            assert returned.wait(WAIT_S)
+            assert returned.wait(HANG_S)
             run.stop()
 
     run = planetary.train({"train": {"rounds": 10_000}}, wait=False, on_round=on_round)
     returned.set()
-    assert 3 <= len(run.wait(WAIT_S).metrics) < 10
+    assert 3 <= len(run.wait(HANG_S).metrics) < 10
 
 
 def test_an_interrupt_while_waiting_stops_the_run_first(fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +280,7 @@ def test_cancelling_train_async_stops_the_run(fake: type[FakeRun]) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(asyncio.wait_for(cancel(), WAIT_S))
+    asyncio.run(asyncio.wait_for(cancel(), HANG_S))
     assert fake.made[0].stopped.is_set()
 
 

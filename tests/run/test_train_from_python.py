@@ -16,10 +16,9 @@ import pytest
 import planetary
 from planetary.core.errors import UserError
 from planetary.fleet.protocol.kind_reader import FORMAT
+from waiting import HANG_S
 
-pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(240)]
-
-WAIT_S = 120.0
+pytestmark = [pytest.mark.processes, pytest.mark.compiles]
 
 
 def tables(folder: Path) -> dict[str, dict[str, object]]:
@@ -46,7 +45,7 @@ def test_a_run_from_python_is_stopped_resumed_and_generates(tmp_path: Path, shar
         cache=shared_cache,
         on_round=lambda metrics: two_rounds.append(metrics.round) if metrics.round <= 2 else run.stop(),
     )
-    assert run.wait(WAIT_S).status.state == "stopped"
+    assert run.wait(HANG_S).status.state == "stopped"
     done = len(run.metrics)
     assert two_rounds == [1, 2]
     assert 3 <= done < 2000
@@ -73,7 +72,7 @@ def test_processes_of_a_run_end_with_the_interpreter(tmp_path: Path, shared_cach
         print(*[process.pid for process in psutil.Process().children(recursive=True)])
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True)
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) >= 5, "gateway, node manager, supervisors and workers"
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -104,4 +103,4 @@ def test_stop_ends_a_run_that_another_program_carries(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="it is under way"):
             run.resume()
         assert not run.stop().under_way
-        assert gateway.wait(WAIT_S) == -signal.SIGTERM
+        assert gateway.wait(HANG_S) == -signal.SIGTERM

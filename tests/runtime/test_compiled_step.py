@@ -31,6 +31,7 @@ from planetary.runtime.device_program import Handle, Program, WrappedProgram, op
 from planetary.runtime.executor import StepExecutor, open_executor
 from planetary.runtime.host import architecture, host_features
 from planetary.runtime.iree_device import iree_version
+from waiting import HANG_S
 
 pytestmark = pytest.mark.compiles
 
@@ -210,7 +211,7 @@ def test_other_threads_go_on_during_a_step(
                 thread.join(0.001)  # lets the other thread go on
     finally:
         sys.setswitchinterval(interval)
-        thread.join(60)
+        thread.join(HANG_S)
     assert seen == [True]
 
 

@@ -17,7 +17,6 @@ from vulkan_device import known_to_be_wrong, missing_vulkan
 
 pytestmark = [
     pytest.mark.compiles,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(missing_vulkan()), reason=missing_vulkan()),
 ]
 

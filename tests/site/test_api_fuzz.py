@@ -102,7 +102,6 @@ async def _requests(site: Running) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_no_request_is_a_fault_of_the_gateway(tmp_path: Path) -> None:
     faults = []
 

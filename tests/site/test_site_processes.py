@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ import pytest
 from serving_run import write_run
 
 from planetary.cli.main import main
+from waiting import HANG_S, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(900)]
 
-LIMIT_S = 180.0
 TINY = {
     "model": {"source": "planetary.models.nanochat:build", "options": {"n_layer": 1, "n_head": 2, "n_embd": 32}},
     "train": {"rounds": 2000, "batch_size": 2, "sequence_length": 16, "inner_steps": 100},
@@ -44,7 +43,7 @@ class Place:
             "[controllers.inference]\nenabled = true\n"
         )
         self.started: list[subprocess.Popen[bytes]] = []
-        self.client = httpx.Client(base_url=self.url, timeout=LIMIT_S)
+        self.client = httpx.Client(base_url=self.url, timeout=HANG_S)
         self.gateway = self.start_gateway()
         self.node = self._start(
             "node-manager",
@@ -88,10 +87,7 @@ class Place:
         return found
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + LIMIT_S
-        while not holds():
-            assert time.monotonic() < end, f"{what}: not within {LIMIT_S} s\n{self.log()}"
-            time.sleep(0.1)
+        wait_until(holds, what, said=self.log)
 
     def log(self) -> str:
         return (self.folder / "gateway.log").read_text()[-3000:]
@@ -138,7 +134,7 @@ class Place:
                 process.send_signal(signal.SIGTERM)
         for process in self.started:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
+                process.wait(HANG_S)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
         self.client.close()

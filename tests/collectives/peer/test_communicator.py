@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,7 @@ from planetary.collectives.transport.shared_memory import FOLDER, remove_stale
 from planetary.core.errors import UserError
 from planetary.core.threads import SystemThreads
 from planetary.machine.events import Tick
+from waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("compiled_loops")
 
@@ -162,12 +162,10 @@ def test_newcomers_wait_until_the_members_vote() -> None:
         assert together(lambda i: peers[i].are_peers_pending(), 2) == [False, False]
         admitted = threading.Thread(target=late.update_topology)
         admitted.start()
-        deadline = time.monotonic() + 10
-        while not any(together(lambda i: peers[i].are_peers_pending(), 2)):
-            assert time.monotonic() < deadline
+        wait_until(lambda: any(together(lambda i: peers[i].are_peers_pending(), 2)), "a newcomer waits")
         assert late.world_size == 0
         together(lambda i: peers[i].update_topology(), 2)
-        admitted.join(10)
+        admitted.join(HANG_S)
         assert [peer.world_size for peer in (*peers, late)] == [3, 3, 3]
         assert len({peer.rank for peer in (*peers, late)}) == 3
         assert late.peer_names == peers[0].peer_names
@@ -333,7 +331,7 @@ def test_the_machine_is_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyP
         for name in ("handle", "next_deadline"):
             observe(name)
         together(lambda i: peers[i].barrier(), 2)
-        assert ticks.wait(10)
+        assert ticks.wait(HANG_S)
         assert read
         assert all(read)
 

@@ -12,6 +12,7 @@ import pytest
 
 from planetary.collectives.transport.direct_memory import Borrower, Lender, address_of, draw_challenge
 from planetary.core.errors import PeerError
+from waiting import HANG_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory of processes is read on Linux only")
 
@@ -64,5 +65,5 @@ def test_a_child_reads_its_parent_where_the_system_allows_it() -> None:
     )
     arguments = [*(str(number) for number in (os.getpid(), lender.loan.word, address_of(held))), challenge.hex()]
     command = [sys.executable, "-c", code, *arguments]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=HANG_S)
     assert found.stdout.strip() in (f"True {int(held.sum())}", "not allowed")

@@ -15,6 +15,7 @@ from planetary.collectives.transport.lanes import Lane, Route
 from planetary.collectives.transport.piece_frames import Introduction, pack_header
 from planetary.collectives.transport.ports import HERE
 from planetary.collectives.transport.sockets import SocketOptions
+from waiting import HANG_S
 
 
 class FullSocket:
@@ -33,7 +34,7 @@ class FullSocket:
         self.stream += b"".join(parts)[:10]
         others = threading.Thread(target=self._meanwhile)
         others.start()
-        others.join(30)
+        others.join(HANG_S)
         return 10
 
     def write(self, timeout_s: float, *parts: memoryview) -> None:
@@ -76,7 +77,7 @@ def test_nothing_goes_between_the_parts_of_a_frame() -> None:
     connection = FullSocket(meanwhile, len(b"".join(frames)))
     lane.connection = cast("Any", connection)
     put(0)
-    assert connection.full.wait(30), faults
+    assert connection.full.wait(HANG_S), faults
     lane.close()
     assert bytes(connection.stream) == b"".join(frames)
     assert operation.sent == 3 * 40

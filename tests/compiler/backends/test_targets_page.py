@@ -36,7 +36,6 @@ def test_the_page_shows_every_model_on_every_target(table: ModuleType) -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.timeout(400)
 def test_a_part_of_the_table_compiled_again(table: ModuleType) -> None:
     """One model on three targets; all of them take minutes."""
     recorded = table.load().outcomes["nanochat"]

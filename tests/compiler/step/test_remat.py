@@ -176,7 +176,6 @@ def test_recomputation_goes_with_micro_batches_and_low_precision() -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.timeout(300)
 def test_xla_needs_less_than_half_the_memory() -> None:
     """Of the compiled step, as XLA reports it: barriers alone would not do, see `barriers_to_selects`."""
     from planetary.compiler.check.reference import temporary_memory

@@ -8,14 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from planetary.fleet.shell.child import Child
+from waiting import wait_until
 
 COMPILER = """
 import subprocess, sys
@@ -25,14 +24,6 @@ started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"
 open(sys.argv[1], "w").write(str(started.pid))
 started.wait()
 """
-
-
-def seen(state: Callable[[], bool]) -> bool:
-    """Return whether a state comes within a minute."""
-    deadline = time.monotonic() + 60
-    while not state() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return state()
 
 
 def is_gone(process: int) -> bool:
@@ -49,13 +40,13 @@ def test_a_killed_child_takes_its_compiler_with_it(tmp_path: Path) -> None:
     async def run() -> None:
         child = await Child.start([sys.executable, "-c", COMPILER, str(note)], log=None)
         try:
-            assert await asyncio.to_thread(seen, lambda: note.is_file() and note.read_text() != "")
+            await asyncio.to_thread(wait_until, lambda: note.is_file() and note.read_text() != "", "a process is named")
         finally:
             child.kill_group()
             await child.wait()
 
     asyncio.run(run())
-    assert seen(lambda: is_gone(int(note.read_text())))
+    wait_until(lambda: is_gone(int(note.read_text())), "it is gone")
 
 
 @pytest.mark.processes
@@ -66,10 +57,10 @@ def test_a_compiler_does_not_outlive_the_gateway(tmp_path: Path) -> None:
     child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         assert child.stdin is not None
-        assert seen(lambda: note.is_file() and note.read_text() != "")
+        wait_until(lambda: note.is_file() and note.read_text() != "", "the process is named")
         child.stdin.close()
         child.wait(60)
-        assert seen(lambda: is_gone(int(note.read_text())))
+        wait_until(lambda: is_gone(int(note.read_text())), "it is gone")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bad_input_support import events, gateway, node_flags, run, started, wait_for, write_config
+from bad_input_support import events, gateway, node_flags, run, started, write_config
 from controller_bench import Bench
 from small_training import SPEC
 
@@ -19,6 +19,7 @@ from planetary.runs.mixture.messages import MixtureJob
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.worker.backend_candidate import candidate_roles
 from planetary.runs.rounds.worker.role import TrainingLoader
+from waiting import HANG_S, wait_until
 
 JOB = rm.TrainingJob(
     run="r", artifact="a", buffers="b", reference="c", spec=SPEC, inner_state="reset", schedule=Schedule()
@@ -73,16 +74,15 @@ def test_a_run_of_rounds_has_trainers_only() -> None:
 
 @pytest.mark.processes
 @pytest.mark.compiles
-@pytest.mark.timeout(180)
 def test_node_with_a_foreign_role_ends_and_a_known_one_trains(tmp_path: Path, shared_cache: Path) -> None:
     """A node with a role that the run does not have ends and one that has it trains."""
     config = write_config(tmp_path)
     with gateway(config, tmp_path, shared_cache, plain=True) as (process, announced):
-        wait_for("the run began", lambda: events(tmp_path / "run"), process)
+        wait_until(lambda: events(tmp_path / "run"), "the run began", process=process)
         flags = node_flags(announced, tmp_path, shared_cache)
         odd = run("node-manager", *flags, "--role=expert", "--role=composer", "--node-name=odd", cwd=tmp_path)
         assert odd.code == 2, odd.err
         assert "started with --role expert --role composer, and the roles of this run are trainer" in odd.err
         with started("node-manager", *flags, "--role=trainer", cwd=tmp_path):
-            assert process.wait(90) == 0, (tmp_path / "gateway.log").read_text()
+            assert process.wait(HANG_S) == 0, (tmp_path / "gateway.log").read_text()
     assert events(tmp_path / "run")[-1]["ok"]

@@ -18,6 +18,7 @@ from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
 from planetary.monitor.sinks.tensorboard_sink import TensorboardSink
 from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.simulation.rounds.cluster import SimCluster
+from waiting import HANG_S
 
 
 class Recorder(Sink):
@@ -126,7 +127,7 @@ def test_a_sink_that_hangs_costs_lines_and_not_the_run(tmp_path: Path) -> None:
 
     followers, told = follow(tmp_path, Hangs())
     followers.write_metrics(line(1))
-    assert entered.wait(60)
+    assert entered.wait(HANG_S)
     for round_ in range(MOST_WAITING + 5):
         followers.write_metrics(line(round_ + 2))
     followers.close(True, within_s=0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,6 +18,7 @@ from planetary.monitor.sinks.opentelemetry_sink import OpenTelemetry, OpenTeleme
 from planetary.monitor.sinks.tensorboard_sink import Tensorboard, TensorboardSink
 from planetary.monitor.sinks.wandb_sink import Wandb, WandbSink
 from planetary.monitor.sinks.webhook_sink import Webhook, WebhookSink
+from waiting import wait_until
 
 # --- TensorBoard ------------------------------------------------------------------------------------------------
 
@@ -194,12 +194,12 @@ def test_wandb_offline_keeps_the_whole_run(tmp_path: Path, monkeypatch: pytest.M
     send(Wandb(WandbSink(project="planets")), run_in(tmp_path), range(1, 3), LOST)
     (path,) = tmp_path.glob("wandb/offline-run-*-5eed/run-5eed.wandb")
     history, begun = [], []
-    deadline = time.monotonic() + 60  # the service of wandb writes on after the client has finished
-    records: list[Any] = []
-    while not any(record.WhichOneof("record_type") == "exit" for record in records):
-        assert time.monotonic() < deadline, "the run's end is not written"
+
+    def ended() -> list[Any]:
         records = [wandb_internal_pb2.Record.FromString(data) for data in records_of(path.read_bytes())]
-    for record in records:
+        return records if any(record.WhichOneof("record_type") == "exit" for record in records) else []
+
+    for record in wait_until(ended, "the run's end"):  # wandb's service writes on after the client has finished
         if record.WhichOneof("record_type") == "history":
             pairs = [(item.key or "/".join(item.nested_key), item.value_json) for item in record.history.item]
             items = {key: json.loads(value) for key, value in pairs}

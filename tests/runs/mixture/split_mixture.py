@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +15,9 @@ from killable_run import ROOT, Event, kill
 from planetary.artifacts.jsonl import JsonLinesTail, read_json_lines
 from planetary.run.processes.announcement import Announcement, read_announcement
 from planetary.runs.mixture.records import MixtureRecord
+from waiting import HANG_S, wait_until
 
 Role = Literal["composer", "expert worker", "gateway"]
-START_LIMIT_S = 120.0  # until a gateway listens: it starts Python and JAX on a machine that may be busy
 
 
 class SplitMixture:
@@ -100,7 +99,7 @@ class SplitMixture:
                 family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
                 for one in family:
                     one.kill()
-                psutil.wait_procs(family, timeout=10)
+                psutil.wait_procs(family, timeout=HANG_S)
             process.wait()
         self._log.close()
 
@@ -121,11 +120,10 @@ class SplitMixture:
         path = self._folder / "announcement"
         path.unlink(missing_ok=True)
         process = self._start("gateway", *flags, f"--announce={path}", "--gateway-port=0")
-        deadline = time.monotonic() + START_LIMIT_S
-        while (found := read_announcement(path)) is None:
-            assert process.poll() is None, f"the gateway ended with {process.returncode}: {self.tail_of_log()}"
-            assert time.monotonic() < deadline, f"the gateway did not listen in {START_LIMIT_S:.0f} s"
-            time.sleep(0.05)  # for a file that another process writes
+        found = wait_until(
+            lambda: read_announcement(path), "the gateway listens", said=self.tail_of_log, process=process
+        )
+        assert found is not None
         self._announced: Announcement = found
         return process
 

@@ -25,7 +25,7 @@ from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.records import FragmentAdvanced, MixtureRecord, MixtureState
 from planetary.runs.rounds.records import EvalFinished
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.processes
 
 PER_ROUND = 100
 TINY = (
@@ -99,7 +99,7 @@ def check_finished(
 
 def test_killed_composer_and_gateway_come_back(start: Start) -> None:
     run = start("--rounds=8")
-    run.wait_for(lambda event: event["event"] == "artifact_published", within_s=150)  # several functions to compile
+    run.wait_for(lambda event: event["event"] == "artifact_published")
     grants = {run.wait_for_event("shard_granted")["worker"]: 1 for _ in range(2)}
     assert len(grants) == 2
     pids = {event["worker"]: event["pid"] for event in run.of("worker_joined")}
@@ -139,7 +139,7 @@ def test_next_owner_speaks_until_a_killed_one_comes_back(start: Start) -> None:
         "train.inner_steps=500",
     )
     run = start("--rounds=4", overrides=(*TINY, *twice))
-    run.wait_for(lambda event: event["event"] == "artifact_published", within_s=150)
+    run.wait_for(lambda event: event["event"] == "artifact_published")
     for _ in range(3):
         run.wait_for_event("shard_granted")
     owner = {event["shard"]: event["worker"] for event in run.of("shard_granted")}
@@ -157,7 +157,7 @@ def test_next_owner_speaks_until_a_killed_one_comes_back(start: Start) -> None:
     finally:
         supervisor.resume()
     assert run.wait_for_event("shard_granted", shard=0)["epoch"] == 2
-    code, _, error = run.finish(within_s=200)
+    code, _, error = run.finish()
     assert code == 0, error
     lines = check_finished(run, 4, per_round=500, composers=3, replicas=2)
     assert lines[-1]["loss"] < lines[0]["loss"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from version_streams import expert_streams
 
 from planetary.runs.mixture.methods.ownership import round_robin
 from s3_server import KEY, S3Server
+from waiting import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.doors("moto", "s3fs"), pytest.mark.timeout(900)]
 
@@ -71,10 +71,11 @@ def rounds(mixture: SplitMixture) -> int:
     return sum(event["event"] == "round_finished" for event in mixture.events)
 
 
-def until(mixture: SplitMixture, reached: Callable[[], bool], limit_s: float = 400) -> None:
+def until(mixture: SplitMixture, reached: Callable[[], bool]) -> None:
     """Wait for something; fails when the gateway ends badly."""
-    deadline = time.monotonic() + limit_s
-    while not reached():
+
+    def reached_or_ended() -> bool:
         mixture.finished()
-        assert time.monotonic() < deadline, mixture.tail_of_log()
-        time.sleep(0.1)
+        return reached()
+
+    wait_until(reached_or_ended, "the mixture's progress", said=mixture.tail_of_log)

@@ -6,20 +6,19 @@ import contextlib
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bad_input_support import events, gateway, node_flags, started, wait_for
+from bad_input_support import events, gateway, node_flags, started
 from chat_support import tokenizer_folder
 
 import planetary
 from planetary.core.errors import PlanetaryError
 from planetary.fleet.gateway.run_files import holder_of
+from waiting import HANG_S, wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.processes
 
 TINY = {
     "rl": {
@@ -47,27 +46,20 @@ TINY = {
 }
 
 
-def until(true: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.05)
-
-
 def test_rounds_go_on_after_a_worker_and_the_gateway_are_killed(tmp_path: Path, shared_cache: Path) -> None:
     folder = tmp_path / "run"
     run = planetary.train(TINY, run_dir=folder, wait=False, cache=shared_cache, plain_loopback=True)
-    until(lambda: (folder / "metrics.jsonl").exists() and len(run.metrics) >= 4, 200)
+    wait_until(lambda: (folder / "metrics.jsonl").exists() and len(run.metrics) >= 4, "four rounds")
     joined = [event for event in run.events if event["event"] == "worker_joined"]
     os.kill(joined[0]["pid"], signal.SIGKILL)
-    until(lambda: any(event["event"] == "worker_lost" for event in run.events))
+    wait_until(lambda: any(event["event"] == "worker_lost" for event in run.events), "a lost worker")
     before = len(run.metrics)
-    until(lambda: len(run.metrics) >= before + 2)
+    wait_until(lambda: len(run.metrics) >= before + 2, "two more rounds")
     gateway = holder_of(folder)
     assert gateway is not None
     os.kill(gateway, signal.SIGKILL)
     with pytest.raises(PlanetaryError):
-        run.wait(60)
+        run.wait(HANG_S)
     finished = run.metrics[-1].round
     again = planetary.Run.open(folder).resume(rounds=finished + 4, cache=shared_cache, plain_loopback=True)
     assert [line.round for line in again.metrics] == list(range(1, finished + 5))
@@ -97,13 +89,13 @@ def test_actors_and_learners_are_apart_on_four_workers(tmp_path: Path, shared_ca
     config = tmp_path / "apart.toml"
     config.write_text(_toml({**sections, "rl": rl, "eval": {"every": 3}}))
     with gateway(config, tmp_path, shared_cache, plain=True) as (process, announced):
-        wait_for("the run began", lambda: events(tmp_path / "run"), process, 200)
+        wait_until(lambda: events(tmp_path / "run"), "the run began", process=process)
         flags = [*node_flags(announced, tmp_path, shared_cache), "--scale=2", "--threads=1"]
         with contextlib.ExitStack() as nodes:
             for role in ("actor", "learner"):
                 own = [f"--role={role}", f"--node-name={role}", f"--state={tmp_path / role}"]
                 nodes.enter_context(started("node-manager", *flags, *own, cwd=tmp_path, log=tmp_path / f"{role}.log"))
-            assert process.wait(200) == 0, (tmp_path / "gateway.log").read_text()
+            assert process.wait(HANG_S) == 0, (tmp_path / "gateway.log").read_text()
     found = events(tmp_path / "run")
     sampled = [event for event in found if event["event"] == "group_sampled"]
     learned = [event for event in found if event["event"] == "groups_learned"]

@@ -9,15 +9,13 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from planetary.run.processes.announcement import Announcement, read_announcement
-
-DEADLINE_S = 90.0  # of one command; most take 5 s
+from waiting import HANG_S, wait_until
 
 
 def write_config(folder: Path, *, name: str = "tiny", **changes: Any) -> Path:
@@ -61,7 +59,7 @@ class Ended:
         return " ".join(last.split())
 
 
-def run(*arguments: object, cwd: Path, deadline_s: float = DEADLINE_S) -> Ended:
+def run(*arguments: object, cwd: Path, deadline_s: float = HANG_S) -> Ended:
     """Run a planetary command to its end. A hang is a failure, and takes the processes it started with it."""
     with started(*arguments, cwd=cwd) as process:
         try:
@@ -94,23 +92,13 @@ def started(*arguments: object, cwd: Path, log: Path | None = None) -> Iterator[
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 try:
-                    process.wait(15)
+                    process.wait(HANG_S)
                 except subprocess.TimeoutExpired:
                     process.kill()
-                    process.wait(15)
+                    process.wait(HANG_S)
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
-
-
-def wait_for(what: str, condition: Callable[[], Any], process: subprocess.Popen[str], deadline_s: float = 60.0) -> Any:
-    """Poll until `condition` gives something, while `process` lives."""
-    end = time.monotonic() + deadline_s
-    while not (found := condition()):
-        assert process.poll() is None, f"the process ended with {process.returncode} before {what}"
-        assert time.monotonic() < end, f"{what} did not happen within {deadline_s:.0f} s"
-        time.sleep(0.05)
-    return found
 
 
 @contextlib.contextmanager
@@ -124,7 +112,9 @@ def gateway(
     # The threads of `write_config` are those of a run that starts its own workers.
     arguments += ["--set=fabric.threads=0", *(["--plain-loopback"] if plain else [])]
     with started("gateway", *arguments, *flags, cwd=folder, log=folder / "gateway.log") as process:
-        yield process, wait_for("the gateway listens", lambda: read_announcement(announce), process)
+        announced = wait_until(lambda: read_announcement(announce), "the gateway listens", process=process)
+        assert announced is not None
+        yield process, announced
 
 
 def node_flags(announced: Announcement, folder: Path, cache: Path) -> list[str]:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 import psutil
 
 from planetary.artifacts.jsonl import JsonLinesTail
+from waiting import HANG_S, wait_until
 
 ROOT = Path(__file__).parents[3]
-EVENT_LIMIT_S = 60.0
 TINY = (
     "model.options.n_layer=1",
     "model.options.n_head=2",
@@ -69,28 +68,33 @@ class KillableRun:
             text=True,
         )
 
-    def wait_for(self, wanted: Callable[[Event], bool], within_s: float = EVENT_LIMIT_S) -> Event:
-        """Return the next event that `wanted` accepts; fails when the run ends or nothing comes in time."""
-        deadline = time.monotonic() + within_s
-        while True:
-            ended = self.process.poll() is not None
-            self.events += self._tail.poll()
-            while self._read < len(self.events):
-                event = self.events[self._read]
-                self._read += 1
-                if wanted(event):
-                    return event
-            assert not ended, f"the run ended with {self.process.returncode}: {self.process.communicate()}"
-            assert time.monotonic() < deadline, f"nothing for {within_s} s; last events {self.events[-5:]}"
-            _pause()
+    def wait_for(self, wanted: Callable[[Event], bool]) -> Event:
+        """Return the next event that `wanted` accepts; fails when the run ends before, or hangs."""
+        event = wait_until(lambda: self._next(wanted), "the event", said=self._said, process=self.process)
+        assert event is not None
+        return event
+
+    def _next(self, wanted: Callable[[Event], bool]) -> Event | None:
+        self.events += self._tail.poll()
+        while self._read < len(self.events):
+            event = self.events[self._read]
+            self._read += 1
+            if wanted(event):
+                return event
+        return None
+
+    def _said(self) -> str:
+        logs = [path.read_text()[-1000:] for path in sorted((self.folder / "logs").glob("*.log"))]
+        ended = self.process.communicate() if self.process.poll() is not None else ()
+        return "\n".join([*ended, *map(str, self.events[-5:]), *logs])
 
     def wait_for_event(self, name: str, **fields: object) -> Event:
         """`wait_for` an event of this name whose fields have these values."""
         return self.wait_for(lambda e: e["event"] == name and all(e.get(key) == value for key, value in fields.items()))
 
-    def finish(self, within_s: float = 90.0) -> tuple[int, str, str]:
+    def finish(self) -> tuple[int, str, str]:
         """Wait for the end; return exit code, output and error output."""
-        out, error = self.process.communicate(timeout=within_s)
+        out, error = self.process.communicate(timeout=HANG_S)
         self.events += self._tail.poll()
         return self.process.returncode, out, error
 
@@ -116,15 +120,10 @@ class KillableRun:
         if self.process.poll() is None:
             family = self.family()
             self.process.send_signal(signal.SIGKILL)
-            psutil.wait_procs(family, timeout=10)
+            psutil.wait_procs(family, timeout=HANG_S)
             self.process.communicate()
 
 
 def kill(pid: int) -> None:
     """kill -9."""
     os.kill(pid, signal.SIGKILL)
-
-
-def _pause() -> None:
-    # Polling a file that another process writes: there is no event to wait for.
-    time.sleep(0.02)

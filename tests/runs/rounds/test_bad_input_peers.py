@@ -23,8 +23,9 @@ from planetary.net.authority import Authority
 from planetary.net.handshake import say_hello
 from planetary.net.invite import mint, read
 from planetary.run.processes.announcement import Announcement
+from waiting import HANG_S
 
-pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.compiles]
 
 ROUNDS = 3
 
@@ -71,7 +72,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Hos
     config = write_config(folder, fabric__workers=len(BEHAVIOURS) + 1, train__rounds=ROUNDS)
     with gateway(config, folder, shared_cache) as (process, announced):
         refused, parting = asyncio.run(_among_rogues(process, announced, folder, shared_cache))
-        code = process.wait(60)
+        code = process.wait(HANG_S)
     run = folder / "run"
     return Hostile(code, run, events(run), parting, refused, (folder / "gateway.log").read_text())
 

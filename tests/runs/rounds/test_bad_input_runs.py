@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bad_input_support import Ended, events, gateway, node_flags, run, started, wait_for, write_config
+from bad_input_support import Ended, events, gateway, node_flags, run, started, write_config
 
 from planetary.artifacts.checkpoint import load_latest, verify_checkpoint
 from planetary.cli import exit_codes
@@ -27,8 +27,9 @@ from planetary.core.errors import (
 )
 from planetary.net.authority import Authority
 from planetary.net.invite import mint
+from waiting import HANG_S, wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.compiles]
 
 CODE = exit_codes.EXIT_CODES
 
@@ -87,7 +88,7 @@ def test_a_port_in_use_names_its_holder(tmp_path: Path, shared_cache: Path) -> N
 def test_a_run_folder_has_one_gateway(tmp_path: Path, shared_cache: Path) -> None:
     config = write_config(tmp_path)
     with gateway(config, tmp_path, shared_cache, plain=True) as (first, announced):
-        wait_for("the run began", lambda: events(tmp_path / "run"), first)
+        wait_until(lambda: events(tmp_path / "run"), "the run began", process=first)
         second = run("gateway", f"--resume={tmp_path / 'run'}", "--port=0", "--gateway-port=0", cwd=tmp_path)
         third = train(tmp_path, shared_cache, f"--resume={tmp_path / 'run'}")
         for ended in (second, third):
@@ -135,7 +136,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Ite
     """A gateway with TLS that waits for workers: its folder, and the flags that lead to it."""
     folder = tmp_path_factory.mktemp("waiting")
     with gateway(write_config(folder), folder, shared_cache) as (process, announced):
-        wait_for("the run began", lambda: events(folder / "run"), process)
+        wait_until(lambda: events(folder / "run"), "the run began", process=process)
         yield folder, [f"--host={announced.host}", f"--port={announced.port}"]
 
 
@@ -197,9 +198,9 @@ def test_stopped_gateway_says_how_to_go_on_and_keeps_its_nodes(tmp_path: Path, s
             def two_rounds() -> bool:
                 return sum(e["event"] == "round_finished" for e in events(tmp_path / "run")) >= 2
 
-            wait_for("two rounds", two_rounds, process)
+            wait_until(two_rounds, "two rounds", process=process)
             process.terminate()
-            assert process.wait(20) == CODE[ClosedError]
+            assert process.wait(HANG_S) == CODE[ClosedError]
             assert node.poll() is None, "it dials until the gateway is back"
     log = (tmp_path / "gateway.log").read_text()
     assert f"planetary gateway --resume {tmp_path / 'run'}" in " ".join(log.split())
@@ -231,10 +232,10 @@ def test_run_on_a_full_disk_pauses_until_there_is_room(tmp_path: Path, shared_ca
     config = write_config(tmp_path, train__rounds=5, fabric__latency_budget_s=0.5, checkpoint__keep=2)
     arguments = ("train", config, f"--run-dir={folder}", f"--cache={shared_cache}")
     with started(*arguments, cwd=tmp_path, log=tmp_path / "train.log") as process:
-        wait_for("a pause", lambda: any(e["event"] == "run_paused" for e in events(folder)), process)
+        wait_until(lambda: any(e["event"] == "run_paused" for e in events(folder)), "a pause", process=process)
         assert verify_checkpoint(small_disk / "round-000002") == ""
         subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
-        assert process.wait(60) == 0, (tmp_path / "train.log").read_text()
+        assert process.wait(HANG_S) == 0, (tmp_path / "train.log").read_text()
     journal, told = events(folder), (tmp_path / "train.log").read_text()
     failed = [e for e in journal if e["event"] == "checkpoint_failed"]
     assert [e["round"] for e in failed] == [3, 4]
@@ -254,9 +255,9 @@ def test_a_full_disk_at_the_end_is_no_success_and_no_loss(tmp_path: Path, shared
     config = write_config(tmp_path, train__rounds=5, fabric__latency_budget_s=0.5, checkpoint__every=5)
     arguments = ("train", config, f"--run-dir={folder}", f"--cache={shared_cache}")
     with started(*arguments, cwd=tmp_path, log=tmp_path / "train.log") as process:
-        wait_for("the start", lambda: events(folder), process)
+        wait_until(lambda: events(folder), "the start", process=process)
         ballast.write_bytes(bytes(550_000))
-        assert process.wait(60) == CODE[ResourceError], (tmp_path / "train.log").read_text()
+        assert process.wait(HANG_S) == CODE[ResourceError], (tmp_path / "train.log").read_text()
     told = " ".join((tmp_path / "train.log").read_text().split())
     assert "the result of the last one could not be kept; round 0 is the newest that is" in told
     assert "make room" in told

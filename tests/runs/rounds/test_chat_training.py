@@ -73,7 +73,6 @@ def loss_fn(params: dict[str, jax.Array], blocks: np.ndarray) -> jax.Array:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
 def test_run_on_chats_equals_a_plain_loop(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     tokenizer = tokenizer_folder(tmp_path / "model", PLAIN["chatml"])

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import planetary
+from waiting import HANG_S
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.processes
 
 MODEL = """
 import jax.numpy as jnp, numpy as np
@@ -64,7 +65,7 @@ def write(folder: Path, count: int, fails: int = -1) -> None:
 def train(folder: Path, name: str, *more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "planetary.cli.main", "train", *more, f"--cache={folder / 'cache'}"]
     command += [] if "--resume" in more else [str(folder / "run.toml"), f"--run-dir={folder / name}"]
-    return subprocess.run(command, timeout=300, capture_output=True, text=True, check=False)
+    return subprocess.run(command, timeout=HANG_S, capture_output=True, text=True, check=False)
 
 
 def test_resumed_run_needs_the_same_examples(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bad_input_support import events, gateway, node_flags, run, started, wait_for, write_config
+from bad_input_support import events, gateway, node_flags, run, started, write_config
 
 from token_models import text_model
+from waiting import HANG_S, wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.compiles]
 
 
 def test_a_model_of_64_bit_tokens_trains(tmp_path: Path, shared_cache: Path) -> None:
@@ -29,7 +30,7 @@ def test_first_worker_without_artifact_is_refused_and_cpu_trains(tmp_path: Path,
     (tmp_path / "model.mlir").write_text(text_model("uint16", "uint16"))
     config = write_config(tmp_path, model__source='"model.mlir"', model__options="{}")
     with gateway(config, tmp_path, shared_cache, plain=True) as (process, announced):
-        wait_for("the run began", lambda: events(tmp_path / "run"), process)
+        wait_until(lambda: events(tmp_path / "run"), "the run began", process=process)
         flags = node_flags(announced, tmp_path, shared_cache)
         odd = run("node-manager", *flags, "--backend=vulkan", "--target=sm_90a", "--node-name=odd", cwd=tmp_path)
         assert odd.code == 3, odd.err
@@ -40,5 +41,5 @@ def test_first_worker_without_artifact_is_refused_and_cpu_trains(tmp_path: Path,
         assert refused["worker"] == "odd/0"
         assert "IREE 3.13.0 cannot compile the training step" in refused["reason"]
         with started("node-manager", *flags, cwd=tmp_path):
-            assert process.wait(90) == 0, (tmp_path / "gateway.log").read_text()
+            assert process.wait(HANG_S) == 0, (tmp_path / "gateway.log").read_text()
     assert events(tmp_path / "run")[-1]["ok"]

@@ -72,7 +72,6 @@ def runs() -> Iterator[list[KillableRun]]:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
 def test_lease_trained_again_elsewhere_gives_the_same_bits(tmp_path: Path, runs: list[KillableRun]) -> None:
     """A worker is killed in its lease and does not come back; the other one trains the lease in the same round."""
     (tmp_path / "dropout.py").write_text(MODEL)

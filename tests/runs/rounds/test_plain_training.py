@@ -20,6 +20,7 @@ from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runs.rounds.preparation.training_options import schedule_of
 from planetary.runtime.executor import open_executor
 from planetary.runtime.host import host_features
+from waiting import HANG_S
 
 ROOT = Path(__file__).parents[3]
 TINY = [
@@ -45,7 +46,6 @@ TINY = [
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(180)
 def test_one_worker_equals_plain_training(tmp_path: Path) -> None:
     """The run is fitted to one minute: 4 of its 40 rounds, the shortest budget, on any machine."""
     given = tmp_path / "given.toml"
@@ -54,7 +54,7 @@ def test_one_worker_equals_plain_training(tmp_path: Path) -> None:
     ended = subprocess.run(
         [*command, f"--run-dir={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}"],
         check=True,
-        timeout=150,
+        timeout=HANG_S,
         stdout=subprocess.PIPE,
         text=True,
     )

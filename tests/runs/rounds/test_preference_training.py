@@ -33,7 +33,6 @@ def loss_fn(params: dict[str, jax.Array], columns: list[np.ndarray]) -> jax.Arra
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
 def test_run_on_pairs_equals_a_plain_loop(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL + LOGITS)
     tokenizer = tokenizer_folder(tmp_path / "model", PLAIN["chatml"])

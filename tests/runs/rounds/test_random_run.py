@@ -47,7 +47,6 @@ def build(batch_size, sequence_length):
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_dropout_and_statistics_equal_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dropout.py").write_text(MODEL)

@@ -33,6 +33,7 @@ from planetary.fleet.preparation.compiling import CompileTarget
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.program.programs import expert_program
 from planetary.runtime.host import host_features
+from waiting import HANG_S
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(900)]
 
@@ -153,7 +154,7 @@ def test_a_worker_on_the_device_trains_beside_one_on_the_cpu(
             flags += [] if one.startswith("pjrt:") else [f"--target={target or DEFAULT_NAMES[one]}"]
             manager = ["node-manager", *node_flags(announced, tmp_path, shared_cache), *flags]
             stack.enter_context(started(*manager, cwd=tmp_path, log=tmp_path / f"{node}.log"))
-        assert process.wait(600) == 0, (tmp_path / "gateway.log").read_text()
+        assert process.wait(HANG_S) == 0, (tmp_path / "gateway.log").read_text()
     journal = events(tmp_path / "run")
     refused = [e["reason"] for e in journal if e["event"] == "worker_refused"]
     table[backend]["mixed run"] = "refused" if refused else "trains"

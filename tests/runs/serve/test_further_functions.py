@@ -16,6 +16,7 @@ from planetary.runs.serve.further_functions import AddFunctions, Extension
 from planetary.runs.serve.loaded_model import LoadedModel
 from planetary.runs.serve.messages import ComputeCall, FunctionsChecked, FurtherFunctions, ServingReady
 from planetary.runs.serve.role import ServingRole
+from waiting import HANG_S
 
 FIRST, SECOND = FurtherFunctions("1", ("decode_b4_p8",)), FurtherFunctions("2", ("decode_b8_p8",))
 
@@ -39,15 +40,15 @@ def test_functions_are_fetched_checked_and_told(refused: str) -> None:
     instruction = AddFunctions((FIRST, SECOND))
     try:
         role.carry_out(instruction)
-        assert sent.get(timeout=60) == m.FetchBlob(digest="1")  # one blob after the other
+        assert sent.get(timeout=HANG_S) == m.FetchBlob(digest="1")  # one blob after the other
         here |= {"1", "2"}
         role.carry_out(instruction)
         role.carry_out(instruction)  # the job comes again with every blob, and with every new connection
-        assert sent.get(timeout=60) == FunctionsChecked(functions=FIRST.functions, refused=refused)
-        assert sent.get(timeout=60) == FunctionsChecked(functions=SECOND.functions)
+        assert sent.get(timeout=HANG_S) == FunctionsChecked(functions=FIRST.functions, refused=refused)
+        assert sent.get(timeout=HANG_S) == FunctionsChecked(functions=SECOND.functions)
         role.carry_out(RoleConnected())
         known = SECOND.functions if refused else (*FIRST.functions, *SECOND.functions)
-        again = sent.get(timeout=60)
+        again = sent.get(timeout=HANG_S)
         assert isinstance(again, ServingReady)
         assert again.functions == known
     finally:
@@ -65,7 +66,7 @@ def test_call_waits_for_one_comparison_alone() -> None:
 
     def add(one: FurtherFunctions) -> None:
         begun.set()
-        assert may_end.wait(60)
+        assert may_end.wait(HANG_S)
 
     ready = ServingReady(artifact="a", weights="w", device="", verified="")
     without_model = cast("LoadedModel", cast("Any", None))
@@ -76,10 +77,10 @@ def test_call_waits_for_one_comparison_alone() -> None:
         assert begun.wait(60)
         role.received(1, call, {})
         may_end.set()
-        assert isinstance(sent.get(timeout=60), FunctionsChecked)
-        failed = sent.get(timeout=60)  # there is no model
+        assert isinstance(sent.get(timeout=HANG_S), FunctionsChecked)
+        failed = sent.get(timeout=HANG_S)  # there is no model
         assert isinstance(failed, m.TaskFailed)
         assert failed.task == 7
-        assert isinstance(sent.get(timeout=60), FunctionsChecked)
+        assert isinstance(sent.get(timeout=HANG_S), FunctionsChecked)
     finally:
         role.close()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from serving_run import write_run
 from planetary.artifacts.adapter_folder import write_adapter
 from planetary.cli.main import main
 from planetary.runs.serve.scheduling.sampling import choice_seed
+from waiting import HANG_S, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.compiles]
 
@@ -42,13 +42,11 @@ class Server:
         self.url = self._url()
 
     def _url(self) -> str:
-        end = time.monotonic() + 240
-        while time.monotonic() < end and self.process.poll() is None:
-            for line in self.lines():
-                if line.startswith("serving at "):
-                    return line.split()[2]
-            time.sleep(0.1)
-        raise AssertionError("\n".join(self.lines()))
+        def announced() -> list[str]:
+            return [line.split()[2] for line in self.lines() if line.startswith("serving at ")]
+
+        said = Path(self._log.name).read_text
+        return wait_until(announced, "the server's address", said=said, process=self.process)[0]
 
     def lines(self) -> list[str]:
         return Path(self._log.name).read_text().splitlines()
@@ -76,7 +74,7 @@ class Server:
         """Stop as Ctrl+C does; return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(30)
+            return self.process.wait(HANG_S)
         finally:
             self._log.close()
             if self.process.poll() is None:
@@ -93,7 +91,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_killed_workers_are_not_seen_in_streams(server: Server) -> None:
-    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120)
+    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=HANG_S)
     killed = 0
     for seed in range(4):
         asked = {
@@ -121,7 +119,7 @@ def test_killed_workers_are_not_seen_in_streams(server: Server) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_generate_gives_the_served_text(server: Server, temperature: float, capsys: pytest.CaptureFixture[str]) -> None:
     """All choices of a request, with the seeds that the endpoint gives them; float32 on both sides."""
-    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120)
+    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=HANG_S)
     prompt = "To be continued"
     found = client.completions.create(
         model="noise", prompt=prompt, max_tokens=60, seed=7, n=3, temperature=temperature
@@ -134,15 +132,18 @@ def test_generate_gives_the_served_text(server: Server, temperature: float, caps
 
 
 def test_a_newer_checkpoint_is_served_without_a_failed_request(server: Server) -> None:
-    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120)
+    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=HANG_S)
     asked = {"model": "noise", "prompt": "a", "max_tokens": 30, "temperature": 0.0, "extra_body": {"ignore_eos": True}}
     before = client.completions.create(**asked).choices[0].text
     assert httpx.get(f"{server.url}/models").json()["data"][0]["version"] == 1
     write_run(server.run, 2, seed=2)
-    end, texts = time.monotonic() + 90, [before]
-    while texts[-1] == before or texts[-1] != texts[-2]:  # one may begin with the old parameters and end with the new
-        assert time.monotonic() < end, server.lines()
+    texts = [before]
+
+    def is_new() -> bool:
         texts.append(client.completions.create(**asked).choices[0].text)
+        return before != texts[-1] == texts[-2]  # one may begin with the old parameters and end with the new
+
+    wait_until(is_new, "texts of the new version", said=lambda: "\n".join(server.lines()))
     assert httpx.get(f"{server.url}/models").json()["data"][0]["version"] == 2
 
 
@@ -176,18 +177,18 @@ def test_lost_or_hanging_gateway_answers_again_by_itself(tmp_path: Path, capsys:
 
         answers: set[tuple[int, str]] = set()
 
+        def texts() -> list[str]:
+            try:
+                return [text(name) for name in names]
+            except openai.APIStatusError as error:
+                answers.add((error.status_code, error.response.headers["retry-after"]))
+            except openai.APIConnectionError:  # also a time-out
+                pass
+            return []
+
         def later() -> list[str]:
-            """Return both texts, once they are answered."""
-            end = time.monotonic() + 180
-            while time.monotonic() < end:
-                try:
-                    return [text(name) for name in names]
-                except openai.APIStatusError as error:
-                    answers.add((error.status_code, error.response.headers["retry-after"]))
-                except openai.APIConnectionError:  # also a time-out
-                    pass
-                time.sleep(0.2)
-            raise AssertionError("\n".join(server.lines()))
+            """Return all texts, once they are answered."""
+            return wait_until(texts, "three answers", said=lambda: "\n".join(server.lines()))
 
         names = ("noise", "style", "other")
         assert [one.id for one in client.models.list()] == [*names]

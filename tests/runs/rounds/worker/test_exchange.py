@@ -35,6 +35,7 @@ from planetary.sync.outer import initial_state, published_params
 from planetary.sync.payload import PAYLOAD, PayloadForm, payload_digest
 from planetary.sync.relay import COEFFICIENTS
 from planetary.wire.streams import ReceivedMessage
+from waiting import HANG_S
 
 RULES = {"sparse": Senders(), "sign": Radial()}
 SPECS = (TensorSpec("w", "f32", (70, 90)), TensorSpec("b", "bf16", (40,)))
@@ -257,7 +258,7 @@ def test_no_task_begins_before_an_unreadable_version(beside: bool, tmp_path: Pat
         lease, tokens = Slice("", "ui32", 0, 20), np.arange(20, dtype=np.int32)
         work = rm.TrainTask(task=task, round=1, version=0, lease=1, slice=lease, steps=2, first_step=0)
         compute.train(work, Schedule("constant", 0.1, 0, 10), tokens)
-        while isinstance(event := ended.get(timeout=30), StepDone):
+        while isinstance(event := ended.get(timeout=HANG_S), StepDone):
             pass
         return event
 

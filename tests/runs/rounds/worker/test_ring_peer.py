@@ -21,6 +21,7 @@ from planetary.runs.rounds.worker.events import ReduceBroke, ReduceSucceeded
 from planetary.runs.rounds.worker.ring_peer import RingPeer
 from planetary.sync.outer import initial_state
 from planetary.sync.ring import state_tensors
+from waiting import HANG_S
 
 PARAMS = (TensorSpec("w", "f32", (1000,)),)
 SPEC = StepSpec("small", PARAMS, (), (), (), "0" * 64)
@@ -61,7 +62,7 @@ def reduced(bits: int) -> tuple[list[ReduceSucceeded], np.ndarray, np.ndarray]:
             peer.hold(task, 1, 10, {"w": ends[task]})
         for task, peer in enumerate(peers):
             peer.reduce(rm.Reduce(round=1, attempt=1, group=1, peers=3, own={task: 10}, contributions=3, tokens=30))
-        answers = [events.get(timeout=30.0) for _ in peers]
+        answers = [events.get(timeout=HANG_S) for _ in peers]
         assert all(isinstance(answer, ReduceSucceeded) for answer in answers), answers
         peers[0].use(1, (1,))
         found = peers[0].tensors(1)["w"]
@@ -108,9 +109,9 @@ def test_peer_refuses_to_add_what_it_has_not(order: dict[str, Any], reason: str)
         peer.start_from(0)()
         peer.hold(1, 1, 10, {"w": np.ones(1000, np.float32)})
         peer.reduce(rm.Reduce(**{**sound, **order}))
-        assert events.get(timeout=30.0) == ReduceBroke(order.get("round", 1), 1, "refused", reason)
+        assert events.get(timeout=HANG_S) == ReduceBroke(order.get("round", 1), 1, "refused", reason)
         peer.reduce(rm.Reduce(**sound))
-        assert isinstance(events.get(timeout=30.0), ReduceSucceeded)
+        assert isinstance(events.get(timeout=HANG_S), ReduceSucceeded)
     finally:
         peer.close()
 

@@ -33,6 +33,15 @@ def write_folder(folder: Path, *, events: list[dict] = EVENTS + ENDING) -> Path:
     return folder
 
 
+def test_examples_are_counted_as_such_in_report_status_and_picture() -> None:
+    pictures = history(events=[EVENTS[0] | {"counts": "examples"}, *EVENTS[1:], *ENDING])
+    for run, counts, loss in ((pictures, "examples", "loss"), (history(), "tokens", "loss (nats per token)")):
+        assert build_report(run).speed.counts == counts
+        assert status_of(run).counts == counts
+        axes = draw(run).axes[0]
+        assert (axes.get_xlabel(), axes.get_ylabel()) == (f"{counts} trained on", loss)
+
+
 # --- recovery
 # ------------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,12 @@ def test_everything_that_is_known_is_in_the_text() -> None:
     assert status_text(shown, NOW) == WHOLE
 
 
+def test_what_is_no_text_is_not_counted_in_tokens() -> None:
+    shown = status_text(status(counts="examples"), NOW)
+    assert "369k examples, 12.3k examples/s" in shown
+    assert "token" not in shown
+
+
 def test_little_known_run_has_few_lines_and_no_escapes() -> None:
     early = status(
         state="preparing",

@@ -56,6 +56,11 @@ class PreparedData(msgspec.Struct, frozen=True):
         """Elements of the files, for texts."""
         return "tokens" if self.layout is None else "examples"
 
+    @property
+    def counts(self) -> str:
+        """Unit of `targets_in`, in the plural, for texts."""
+        return self.elements if self.layout is None or not self.layout.targets else "targets"
+
     def targets_in(self, piece: Slice) -> int:
         """Return how many targets of the blocks in a slice count; of examples without targets, how many there are."""
         if self.layout is not None and not self.layout.targets:

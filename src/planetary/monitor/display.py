@@ -131,12 +131,13 @@ def _numbers(status: TrainingStatus, width: int) -> RenderableType:
     grid.add_column(style="dim", width=8, no_wrap=True)
     grid.add_column(width=21, no_wrap=True)
     train, held_out = [v for _, v in status.loss], [v for _, v in status.eval_loss]
-    speed = f"{human.count(status.tokens_per_s)} tok/s" if status.tokens_per_s > 0 else "-"
+    short = "tok" if status.counts == "tokens" else status.counts  # the column is narrow
+    speed = f"{human.count(status.tokens_per_s)} {short}/s" if status.tokens_per_s > 0 else "-"
     grid.add_row(
         "train loss",
         human.loss(train[-1] if train else None),
         Text(human.sparkline(train, spark), style="green"),
-        "tokens",
+        status.counts,
         f"{human.count(status.tokens_total)} · {speed}",
     )
     grid.add_row(

@@ -66,8 +66,8 @@ def draw(history: RunHistory) -> Any:
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human.count(value)))
-    axes.set_xlabel("tokens trained on", color=INK)
-    axes.set_ylabel("loss (nats per token)", color=INK)
+    axes.set_xlabel(f"{history.counts} trained on", color=INK)
+    axes.set_ylabel(f"loss{history.loss_unit}", color=INK)
     axes.set_title(_title(history), loc="left", color=INK, fontsize=12, fontweight="bold", pad=12)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(framealpha=1.0, edgecolor="none", fontsize=9, labelcolor=INK, loc="upper right")

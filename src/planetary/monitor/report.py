@@ -239,6 +239,7 @@ class SpeedReport(msgspec.Struct, frozen=True, kw_only=True):
 
     rounds: int
     tokens: int
+    counts: str = "tokens"  # unit of all numbers of tokens; examples or targets where a batch is no text
     seconds: float  # duration summed over the run's sessions, without the pauses before resumes
     training_seconds: float  # duration of the rounds
     first_round_s: float | None  # time from the start of the run to the end of the first round
@@ -300,7 +301,7 @@ def build_report(history: RunHistory) -> Report:
         run=facts.run if facts else history.name,
         outcome=_outcome(history.events),
         quality=_quality(history.metrics, history.baseline, facts),
-        speed=_speed(history.events, history.metrics),
+        speed=_speed(history),
         traffic=_traffic(history.metrics, params),
         faults=_faults(history.events, steps),
         workers=workers_of(history.events, history.metrics),
@@ -352,7 +353,8 @@ def _baseline_loss(baseline: Sequence[RoundMetrics], tokens: int) -> float | Non
     return equal[-1] if equal else None
 
 
-def _speed(events: Sequence[Event], metrics: Sequence[RoundMetrics]) -> SpeedReport:
+def _speed(history: RunHistory) -> SpeedReport:
+    events, metrics = history.events, history.metrics
     tokens = metrics[-1].tokens_total if metrics else 0
     training = sum(m.seconds for m in metrics)
     worker_seconds = sum(m.workers * m.seconds for m in metrics)
@@ -362,6 +364,7 @@ def _speed(events: Sequence[Event], metrics: Sequence[RoundMetrics]) -> SpeedRep
     return SpeedReport(
         rounds=len(metrics),
         tokens=tokens,
+        counts=history.counts,
         seconds=_session_seconds(events),
         training_seconds=training,
         first_round_s=first - start if first is not None and start is not None else None,

@@ -66,6 +66,17 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
     facts: RunFacts | None = None
 
     @property
+    def counts(self) -> str:
+        """Unit of all numbers of tokens: `tokens`, `examples` or `targets`."""
+        begun = (event.get("counts") for event in self.events if event.get("event") == "run_started")
+        return next(begun, None) or "tokens"
+
+    @property
+    def loss_unit(self) -> str:
+        """Unit of losses: a loss over examples is the author's own and has none."""
+        return " (nats per token)" if self.counts == "tokens" else ""
+
+    @property
     def reader(self) -> KindReader[Any] | None:
         """What is known of the kind of run; None before it began. Raises `UserError` for an unknown kind."""
         kinds = (event.get("kind", "") for event in self.events if event.get("event") == "run_started")

@@ -92,9 +92,9 @@ def _round_lines(before: TrainingStatus | None, after: TrainingStatus) -> list[s
             line += f", eval loss {human.loss(held_out[number])}"
         line += "".join(f", {name} {human.figure(points[number])}" for name, points in figures if number in points)
         if number == fresh[-1][0]:  # totals are those of the newest round
-            line += f", {human.count(after.tokens_total)} tokens"
+            line += f", {human.count(after.tokens_total)} {after.counts}"
             if after.tokens_per_s > 0:
-                line += f", {human.count(after.tokens_per_s)} tokens/s"
+                line += f", {human.count(after.tokens_per_s)} {after.counts}/s"
             line += f", up {human.size(after.bytes_up)}, down {human.size(after.bytes_down)}"
             if after.seconds_left is not None:
                 line += f", {human.duration(after.seconds_left)} left"

@@ -48,9 +48,9 @@ def _numbers(status: TrainingStatus, own: list[str], now: float) -> list[str]:
         figures = "".join(f", {one.name} {human.figure(one.points[-1][1])}" for one in status.figures)
         lines.append(f"training loss {human.loss(status.loss[-1][1])}{held_out}{figures}")
     if status.tokens_total:
-        speed = f", {human.count(status.tokens_per_s)} tokens/s" if status.tokens_per_s else ""
+        speed = f", {human.count(status.tokens_per_s)} {status.counts}/s" if status.tokens_per_s else ""
         traffic = f", up {human.size(status.bytes_up)}, down {human.size(status.bytes_down)}"
-        lines.append(f"{human.count(status.tokens_total)} tokens{speed}{traffic}")
+        lines.append(f"{human.count(status.tokens_total)} {status.counts}{speed}{traffic}")
     lines += own
     if status.checkpoint_round:
         age = ""

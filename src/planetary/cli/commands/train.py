@@ -129,7 +129,7 @@ def _say_what_happened(folder: Path, report: Any) -> None:
 
     shown = os.path.relpath(folder)
     quality, speed = report.quality, report.speed
-    parts = [f"{speed.rounds} rounds", f"{speed.tokens:,} tokens"]
+    parts = [f"{speed.rounds} rounds", f"{speed.tokens:,} {speed.counts}"]
     if quality.eval_loss is not None:
         against = f" (bigram model {quality.bigram_loss:.4f})" if quality.bigram_loss is not None else ""
         parts.append(f"held-out loss {quality.eval_loss:.4f}{against}")
@@ -137,7 +137,7 @@ def _say_what_happened(folder: Path, report: Any) -> None:
         parts.append(f"{quality.gap_to_baseline:+.2%} against one worker")
     elif quality.baseline_tokens is not None:
         parts.append(
-            f"no gap to the baseline, which has {quality.baseline_tokens:,} tokens (--baseline trains it anew)"
+            f"no gap to the baseline, which has {quality.baseline_tokens:,} {speed.counts} (--baseline trains it anew)"
         )
     picture = f" Picture: {shown}/loss.png" if (folder / "loss.png").exists() else ""
     print(f"Trained {', '.join(parts)}.{picture}")

@@ -104,6 +104,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     stage_since: float = 0.0  # Unix time in seconds at which the stage began; 0: not known
     tokens_total: int = 0  # target tokens trained on, or tokens generated
     tokens_per_s: float = 0.0
+    counts: str = "tokens"  # unit of both, in the plural; examples or targets where a batch is no text
     bytes_up: int = 0
     bytes_down: int = 0
     started_at: float = 0.0  # Unix time in seconds

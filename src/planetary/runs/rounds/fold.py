@@ -41,6 +41,7 @@ class TrainingFold(RunFold):
     Attributes:
         rounds: planned rounds.
         round: the last finished one.
+        counts: unit of numbers of tokens.
         tokens_total: target tokens of the finished rounds.
         opened: newest round that began since the run was started or resumed; 0: none.
         step: digest of the artifact that workers run.
@@ -53,6 +54,7 @@ class TrainingFold(RunFold):
 
     rounds: int = 0
     round: int = 0
+    counts: str = "tokens"
     tokens_total: int = 0
     opened: int = 0
     step: str = ""
@@ -77,7 +79,7 @@ class TrainingFold(RunFold):
             case TrainingStarted() | TrainingResumed():
                 self.rounds, self.opened = record.rounds, 0
                 if isinstance(record, TrainingStarted):
-                    self.step = record.model
+                    self.step, self.counts = record.model, record.counts
             case RoundFinished():
                 self.round, self.tokens_total = record.round, record.tokens_total
                 self.train_losses[record.round] = record.loss

@@ -21,6 +21,7 @@ class TrainingStarted(RunStarted, frozen=True, kw_only=True, tag="run_started"):
     """A new training begins."""
 
     rounds: int
+    counts: str = "tokens"  # unit of all numbers of tokens; examples or targets where a batch is no text
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -58,7 +59,7 @@ class RoundFinished(Record, frozen=True, kw_only=True, tag="round_finished"):
 
     @property
     def news(self) -> str:
-        return f"round {self.round} finished: loss {self.loss:.4f}, {self.tokens} tokens"
+        return f"round {self.round} finished: loss {self.loss:.4f} on {self.workers} workers' results"
 
 
 class CheckpointWritten(Record, frozen=True, kw_only=True, tag="checkpoint_written"):

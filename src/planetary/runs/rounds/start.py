@@ -104,6 +104,7 @@ def begin(
             model=prepared.step.spec.stablehlo_digest,
             params=prepared.step.spec.param_count,
             notes=prepared.step.notes,
+            counts=prepared.data.counts,
         )
         specs = prepared.step.spec.params
         state = initial_state(specs, prepared.params, policy.outer)

@@ -115,6 +115,7 @@ def with_progress(status: StatusT, fold: TrainingFold, metrics: Sequence[RoundMe
         loss=tuple(sorted(fold.train_losses.items())),
         eval_loss=tuple(sorted(fold.evals.items())),
         figures=figures_of(metrics),
+        counts=fold.counts,
         tokens_total=fold.tokens_total,
         tokens_per_s=sum(line.tokens for line in recent) / seconds if seconds else 0.0,
         seconds_left=left * seconds / len(recent) if recent else None,

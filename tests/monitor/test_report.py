@@ -33,7 +33,7 @@ def write_folder(folder: Path, *, events: list[dict] = EVENTS + ENDING) -> Path:
     return folder
 
 
-def test_examples_are_counted_as_such_in_report_status_and_picture() -> None:
+def test_examples_are_counted_as_such() -> None:
     pictures = history(events=[EVENTS[0] | {"counts": "examples"}, *EVENTS[1:], *ENDING])
     for run, counts, loss in ((pictures, "examples", "loss"), (history(), "tokens", "loss (nats per token)")):
         assert build_report(run).speed.counts == counts

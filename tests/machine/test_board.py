@@ -8,8 +8,9 @@ from collections import Counter
 import pytest
 
 from planetary.core.errors import LocalProtocolError
-from planetary.machine.board import STUCK_FACTOR, Loan, TaskBoard, TaskPhase, TaskTimes
+from planetary.machine.board import Loan, TaskBoard, TaskPhase
 from planetary.machine.machine import check_invariants
+from planetary.machine.task_times import STUCK_FACTOR, TaskTimes
 
 FIRST_S, LEAST_S = 300.0, 30.0
 

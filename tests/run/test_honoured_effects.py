@@ -6,8 +6,7 @@ import pytest
 from key_readers import Place, keys_read_by, reached
 from test_honoured_keys import ABSENT, CASES, config_of
 
-from planetary.core.configuration.honoured import all_keys
-from planetary.core.configuration.keys import extension_keys
+from planetary.core.configuration.keys import all_keys, extension_keys
 from planetary.core.extension_points import EXTENSION_POINTS
 from planetary.run.kinds import kind_of
 

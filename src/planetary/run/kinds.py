@@ -98,8 +98,10 @@ class RunKind(ABC):
         Raises:
             UserError: it cannot be run.
         """
+        from planetary.core.configuration.derived import set_keys
+
         absent = {section: why for kind in all_kinds() for section, why in kind.sections.items()}
-        self.keys(config).refuse_others(config, absent)
+        self.keys(config).refuse_others(set_keys(config), absent)
         return []
 
     def progress(self, folder: Path) -> int:

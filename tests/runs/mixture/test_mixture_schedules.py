@@ -9,7 +9,7 @@ from small_mixture import small_mixture
 
 from planetary.fleet.gateway.run_files import EVENTS
 from planetary.fleet.protocol.records import WorkerLeft, WorkerLost
-from planetary.machine.board import TaskTimes
+from planetary.machine.task_times import TaskTimes
 from planetary.runs.mixture.records import (
     ExpertsAdvanced,
     FragmentAdvanced,

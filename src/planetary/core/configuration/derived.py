@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from planetary.core.configuration.keys import LISTS, SECTIONS
 from planetary.core.configuration.schema import Config, OuterConfig
 from planetary.core.extension_points import OUTER_OPTIMIZERS
 
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 WARMUP_SHARE = 5
 """Divisor of a run's inner steps, which gives the warm-up where the configured one is longer than the run."""
 
+COMPANIONS = {"model.smaller": "train.target_minutes"}
+"""Key -> the key without which it means nothing to any kind of run, so it counts as set only beside that."""
 FEW_OUTER_STEPS = 1000
 RULE_KEYS = frozenset({"optimizer", "learning_rate", "momentum", "merge"})
 """Keys of `[outer]` each of which fixes the rule."""
@@ -52,6 +55,22 @@ def chosen_values(config: Config) -> dict[str, Any]:
     if ":" not in config.model.source:  # a compiled model has its own shape
         chosen |= {"train.batch_size": 0, "train.sequence_length": 0}
     return chosen
+
+
+def set_keys(config: Config) -> list[str]:
+    """Return the keys whose values are neither their defaults nor derived from other keys."""
+    values, defaults, chosen = config.tables(), Config().tables(), chosen_values(config)
+    found = []
+    for section, table in values.items():
+        if section in LISTS:
+            found += [section] if table else []
+            continue
+        usual = defaults.get(section) or msgspec.to_builtins(SECTIONS[section]())
+        for key, value in table.items():
+            dotted = f"{section}.{key}"
+            if value != usual[key] and (dotted not in chosen or value != chosen[dotted]):
+                found.append(dotted)
+    return [key for key in found if COMPANIONS.get(key, key) in found]
 
 
 def with_outer_rule(config: Config, given: object) -> Config:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 import msgspec
 
-from planetary.core.configuration.derived import chosen_values
-from planetary.core.configuration.keys import FIELDS, LISTS, SECTIONS
-from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
 
-COMPANIONS = {"model.smaller": "train.target_minutes"}
-"""Key -> the key without which it means nothing to any kind of run, so it counts as set only beside that."""
 UNDECLARED = "this kind of run has no use for it"
 """Reason of a key a kind declares nothing about."""
 
@@ -51,37 +46,14 @@ class HonouredKeys(msgspec.Struct, frozen=True):
         """Whether the kind honours a key; `absent`: the sections of other kinds."""
         return not self.why_not(key, dict.fromkeys(absent, UNDECLARED))
 
-    def refuse_others(self, config: Config, absent: Mapping[str, str]) -> None:
-        """Raise `UserError` with each changed key without effect on the kind.
+    def refuse_others(self, keys: Iterable[str], absent: Mapping[str, str]) -> None:
+        """Raise `UserError` with each of a configuration's `set_keys` without effect on the kind.
 
         `absent`: as of `why_not`.
         """
-        if found := {key: why for key in set_keys(config) if (why := self.why_not(key, absent))}:
+        if found := {key: why for key in keys if (why := self.why_not(key, absent))}:
             reasons = "; ".join(f"{key}: {why}" for key, why in found.items())
             raise UserError(
                 f"a run of the kind {self.kind!r} does not honour keys that are set: {reasons}. Leave them out; "
                 "--set SECTION={} leaves out a whole section of the file"
             )
-
-
-def all_keys() -> Iterator[str]:
-    """Yield every key as "section.key", and every array of tables by name."""
-    for section, fields in FIELDS.items():
-        yield from (f"{section}.{key}" for key in fields)
-    yield from LISTS
-
-
-def set_keys(config: Config) -> list[str]:
-    """Return the keys whose values are neither their defaults nor derived from other keys."""
-    values, defaults, chosen = config.tables(), Config().tables(), chosen_values(config)
-    found = []
-    for section, table in values.items():
-        if section in LISTS:
-            found += [section] if table else []
-            continue
-        usual = defaults.get(section) or msgspec.to_builtins(SECTIONS[section]())
-        for key, value in table.items():
-            dotted = f"{section}.{key}"
-            if value != usual[key] and (dotted not in chosen or value != chosen[dotted]):
-                found.append(dotted)
-    return [key for key in found if COMPANIONS.get(key, key) in found]

@@ -68,6 +68,13 @@ FIELDS: Mapping[str, Mapping[str, inspect.Field]] = _Fields()
 """Section name -> key -> type and default of the key."""
 
 
+def all_keys() -> Iterator[str]:
+    """Yield every key as "section.key", and every array of tables by name."""
+    for section, fields in FIELDS.items():
+        yield from (f"{section}.{key}" for key in fields)
+    yield from LISTS
+
+
 def extension_keys(sections: Iterable[str]) -> dict[tuple[str, str], ExtensionPoint]:
     """Return section and key -> the kind of object the key names; `sections`: of kinds of run, beside those of all."""
     return {

@@ -13,6 +13,9 @@ import numpy as np
 
 from planetary.core.trials.deviations import Accepted
 
+TRIAL_RATE = 2.0**-7  # learning rate; large enough for changes to stand out from the rounding of the parameters
+REFERENCE_BYTES = 8 << 20
+"""Approximate bytes of the expected results of a large model: 3.3M parameters under AdamW travel as sums of 8."""
 EXACT_ELEMENTS = 4096  # a tensor of so many elements, or fewer, travels as it is
 _CHUNK = 1 << 20  # elements summed at a time, so temporary arrays stay small
 

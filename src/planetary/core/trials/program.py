@@ -25,6 +25,8 @@ from planetary.core.tensors import TensorSpec, to_host_dtype
 from planetary.core.trials.deviations import MOST_NOISE, NOISE_FACTOR, ROUNDING, ROUNDINGS, Accepted, as_float, error_of
 from planetary.core.trials.drawn import (
     EXACT_ELEMENTS,
+    REFERENCE_BYTES,
+    TRIAL_RATE,
     ExpectedResult,
     block_sums,
     block_within,
@@ -32,7 +34,6 @@ from planetary.core.trials.drawn import (
     random_words,
     uniform,
 )
-from planetary.core.trials.step import REFERENCE_BYTES, TRIAL_RATE
 
 TOLERANCE = 0.05
 """Accepted error of a number, relative to the root mean square of the tensor's nonzero numbers.

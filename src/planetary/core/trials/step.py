@@ -22,6 +22,8 @@ from planetary.core.tensors import TensorSpec, to_host_dtype
 from planetary.core.trials.deviations import ROUNDING, SCALARS, Accepted, accepted_of, as_float, error_of
 from planetary.core.trials.drawn import (
     EXACT_ELEMENTS,
+    REFERENCE_BYTES,
+    TRIAL_RATE,
     ExpectedResult,
     block_sums,
     block_within,
@@ -31,9 +33,6 @@ from planetary.core.trials.drawn import (
 )
 
 TRIAL_STEP = 7  # any index will do
-TRIAL_RATE = 2.0**-7  # learning rate; large enough for changes to stand out from the rounding of the parameters
-REFERENCE_BYTES = 8 << 20
-"""Approximate bytes of the expected results of a large model: 3.3M parameters under AdamW travel as sums of 8."""
 _QUANTILES = 65
 _SAMPLE = 1 << 20  # elements the quantiles of a large parameter are taken from
 

@@ -19,7 +19,8 @@ from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.sessions import WorkerSession
-from planetary.machine.board import Loan, TaskBoard, TaskPhase, TaskTimes
+from planetary.machine.board import Loan, TaskBoard, TaskPhase
+from planetary.machine.task_times import TaskTimes
 from planetary.runs.rl.events import (
     BatchesOf,
     ForgetGroups,

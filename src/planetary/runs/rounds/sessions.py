@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from planetary.fleet.protocol.sessions import WorkerSession
-from planetary.machine.board import InFlight
 from planetary.machine.events import Received
+from planetary.machine.task_times import InFlight
 from planetary.sync.fragments import FragmentSteps
 
 MOST_UNANSWERED = 3

@@ -17,7 +17,7 @@ from planetary.fleet.protocol.policy import FabricPolicy
 from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.sessions import WorkerSession
-from planetary.machine.board import TaskTimes
+from planetary.machine.task_times import TaskTimes
 from planetary.runs.serve.messages import (
     AdapterPart,
     ComputeCall,

@@ -363,7 +363,7 @@ def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
 
 def _refuse_keys_of_workers(config: Config) -> None:
     """Raise `UserError` for keys of the workers that a local run starts. A hub passes its keys on to the sites."""
-    from planetary.core.configuration.honoured import set_keys
+    from planetary.core.configuration.derived import set_keys
     from planetary.core.errors import UserError
 
     if any(section.merges_other_runs for section in config.kinds.values()):

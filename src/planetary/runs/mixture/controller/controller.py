@@ -17,7 +17,8 @@ from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.sessions import WorkerSession
-from planetary.machine.board import STUCK_FACTOR, TaskPhase, TaskTimes
+from planetary.machine.board import TaskPhase
+from planetary.machine.task_times import STUCK_FACTOR, TaskTimes
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.composer.data import HELD_OUT
 from planetary.runs.mixture.controller.desk import MixtureDesk

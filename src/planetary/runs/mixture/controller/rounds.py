@@ -10,7 +10,7 @@ import msgspec
 
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol.sessions import WorkerSession
-from planetary.machine.board import InFlight
+from planetary.machine.task_times import InFlight
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.controller.desk import MixtureDesk
 from planetary.runs.mixture.controller.events import AssembleModel, ModelAssembled, StoredPayload

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -23,6 +25,10 @@ class IndexLimit(msgspec.Struct, frozen=True):
     rows: int
     part: tuple[Span, ...]
     place: str = ""
+
+    def covers(self, example: Sequence[int]) -> bool:
+        """Whether it is of all elements of an example of this shape."""
+        return self.part == tuple((0, size, 1) for size in example)
 
     @property
     def expected(self) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,19 @@ class _Difference:
     expected: float
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A model's loss and gradients against its author's.
+
+    Attributes:
+        meaning: the result.
+        first: loss, and norm of all gradients, of the first batch at the initial values; None: neither was computed.
+    """
+
+    meaning: Meaning
+    first: tuple[float, float] | None = None
+
+
 def with_checked_meaning(model: Model, batch: Sequence[np.ndarray] | None = None) -> Model:
     """Return the model with the result of `check_meaning` in the manifest."""
     meaning = check_meaning(model, batch)
@@ -73,6 +87,11 @@ def with_checked_meaning(model: Model, batch: Sequence[np.ndarray] | None = None
 
 
 def check_meaning(model: Model, batch: Sequence[np.ndarray] | None = None) -> Meaning:
+    """Return the result of `compare_meaning` alone."""
+    return compare_meaning(model, batch).meaning
+
+
+def compare_meaning(model: Model, batch: Sequence[np.ndarray] | None = None) -> Comparison:
     """Compare loss and gradients of a model with the author's.
 
     Args:
@@ -85,7 +104,7 @@ def check_meaning(model: Model, batch: Sequence[np.ndarray] | None = None) -> Me
     """
     known = model.manifest.meaning
     if known is not None and known.digest == model.digest and known.author != "none":
-        return known
+        return Comparison(known)
     first = _first_batch(model, batch)
     cost = 6 * model.weight_count * first[0].size
     if cost > (LARGEST_COST if model.author is not None else LARGEST_SLOPE_COST):
@@ -96,9 +115,15 @@ def check_meaning(model: Model, batch: Sequence[np.ndarray] | None = None) -> Me
     return _against_slopes(model, first)
 
 
-def _unjudged(model: Model, why: str) -> Meaning:
+def _unjudged(model: Model, why: str, found: _Values | None = None) -> Comparison:
     log.warning("gradients of %s are not compared with their source: %s", model.manifest.model, why)
-    return Meaning("none", "", 0, 0.0, "", model.digest, why)
+    return Comparison(Meaning("none", "", 0, 0.0, "", model.digest, why), None if found is None else _size(found))
+
+
+def _size(found: _Values) -> tuple[float, float]:
+    """Return the loss and the norm of all gradients."""
+    squares = (float(np.sum(np.square(value, dtype=np.float64))) for name, value in found.items() if name != LOSS)
+    return float(found[LOSS]), math.sqrt(sum(squares))
 
 
 # --- batches --------------------------------------------------------------------------------------------------
@@ -136,15 +161,16 @@ def _second_batch(first: Sequence[np.ndarray]) -> list[np.ndarray]:
 # --- the author -----------------------------------------------------------------------------------------------
 
 
-def _against_author(model: Model, author: Author, batches: Sequence[Sequence[np.ndarray]]) -> Meaning:
+def _against_author(model: Model, author: Author, batches: Sequence[Sequence[np.ndarray]]) -> Comparison:
     values = _initial(model)
     text = _text(model)
     worst = _Difference(0.0, "", 0.0, 0.0)
-    precision = "f32"
+    precision, first = "f32", None
     for number, batch in enumerate(batches, 1):
         values = values if number == 1 else _moved(model, values)
         expected = _expected(model, author, values, batch)
         found = _found(model, text, values, batch)
+        first = first or _size(found)
         difference = _largest(found, expected, "f32")
         kind = "f32"
         if difference.relative > TOLERANCES["f32"]:
@@ -153,7 +179,8 @@ def _against_author(model: Model, author: Author, batches: Sequence[Sequence[np.
             raise CompileError(_refusal(model, difference, number))
         precision = precision if kind == "f32" else kind
         worst = max(worst, difference, key=lambda d: d.relative)
-    return Meaning("framework", precision, len(batches), worst.relative, worst.name, model.digest)
+    meaning = Meaning("framework", precision, len(batches), worst.relative, worst.name, model.digest)
+    return Comparison(meaning, first)
 
 
 def _moved(model: Model, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -377,7 +404,7 @@ def _as_numbers(value: np.ndarray, dtype: str) -> np.ndarray:
 # --- without an author ----------------------------------------------------------------------------------------
 
 
-def _against_slopes(model: Model, batch: Sequence[np.ndarray]) -> Meaning:
+def _against_slopes(model: Model, batch: Sequence[np.ndarray]) -> Comparison:
     """Compare the gradient with the loss's change along random directions, with two steps of different length."""
     is_marked = any(mark.encode() in model.stablehlo for mark in (CUSTOM_VJP, STOP_GRADIENT))
     values = _initial(model)
@@ -405,15 +432,16 @@ def _against_slopes(model: Model, batch: Sequence[np.ndarray]) -> Meaning:
         worst = max(worst, apart)
         if apart > SLOPE_TOLERANCE + spread / size:
             if is_marked:  # of a straight-through estimator the slope is another by intention
-                return _unjudged(model, "its author is not here, and it has gradients of its author's own")
+                return _unjudged(model, "its author is not here, and it has gradients of its author's own", found)
             raise CompileError(
                 f"{model.manifest.model}: along a random direction the loss changes by {measured[1]:.6g}, but the "
                 f"gradient says {slope:.6g}. Nothing is trained from a gradient that is not the loss's: export the "
                 "model from its Python source, so that its own framework can be asked, and report the file"
             )
     if not judged:
-        return _unjudged(model, "its author is not here, and its loss is not smooth enough for finite differences")
-    return Meaning("finite differences", "f32", 1, worst, "", model.digest)
+        why = "its author is not here, and its loss is not smooth enough for finite differences"
+        return _unjudged(model, why, found)
+    return Comparison(Meaning("finite differences", "f32", 1, worst, "", model.digest), _size(found))
 
 
 def _uphill(gradient: np.ndarray, draw: np.ndarray, value: np.ndarray) -> np.ndarray:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,18 @@ def test_a_loss_that_is_not_finite_is_an_error(here: Path) -> None:
 def test_a_gradient_that_is_not_finite_is_an_error(here: Path) -> None:
     with pytest.raises(NumericsError, match=r"but the gradient's norm is (inf|nan): expected a finite number"):
         prepare(here, configured(here, "steep", 8))
+
+
+def test_the_comparison_with_the_author_tries_the_first_batch(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loss and gradient are those that the training step has."""
+    judged: list[tuple[float, float]] = []
+    monkeypatch.setattr(model_checks, "_judge", lambda source, loss, norm, scaled: judged.append((loss, norm)))
+    config = configured(here, "gather", 8)
+    prepare(here, config)
+    shutil.rmtree(here / "cache" / "checks")
+    prepare(here, config)  # the step is known, and was compared
+    assert judged[0] == pytest.approx(judged[1], rel=1e-5)
+    assert judged[0][0] == pytest.approx(math.log(8))  # the head starts at zero
 
 
 @pytest.mark.slow

@@ -1,9 +1,10 @@
 """Tries a training step before anybody trains: does the model know every token, and has the first batch a gradient?
 
 An id beyond a model's tables is no error to StableHLO: a gather clamps it to the last row, a one-hot product makes it
-zero, and the run goes on with a loss that means nothing. So the loss itself is asked: the tokenizer's last id must not
-give the loss of an id that cannot exist. Where some tokens are no targets, the loss has to be the mean over the others.
-The checks run on the reference, and the cache remembers the models that passed.
+zero, and the run goes on with a loss that means nothing. The graph shows most limits of ids. Where it does not, the
+loss is asked: the tokenizer's last id must not give the loss of an id that cannot exist. Where some tokens are no
+targets, the loss has to be the mean over the others. The checks run on the reference, and the cache remembers the
+models that passed.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ def check_model(
     config: Config,
     step: TrainStep,
     data: PreparedData,
+    limits: Mapping[str, Sequence[IndexLimit]],
     *,
     params: Mapping[str, np.ndarray],
     buffers: Mapping[str, np.ndarray],
     cache: Path,
     stage: Callable[[str], None],
+    tried: tuple[float, float] | None,
 ) -> None:
     """Try the step on the reference: every id of the vocabulary, then the first batch of the data.
 
@@ -57,10 +60,12 @@ def check_model(
         config: names model, tokenizer and shapes for the errors.
         step: takes inputs and targets of tokens.
         data: tokens and the size of their vocabulary.
+        limits: of the model's arguments, by name; `check_values` has looked at those.
         params: initial parameters by name, host arrays.
         buffers: the model's constant inputs by name, host arrays.
         cache: remembers in `checks/` the models that passed.
         stage: called with the name of each activity.
+        tried: loss and gradient norm of the first batch, where they are known.
 
     Raises:
         UserError: the model has fewer tokens than the tokenizer, or counts targets that are none.
@@ -76,13 +81,15 @@ def check_model(
         log.info("the model is not tried before the run: a step of it takes %.1e operations", cost)
         return
     stage("trying the model on the first batch")
-    _check_vocabulary(config, step, params, buffers, data)
+    if data.vocab_size > 1 and (asked := _without_limit(step.spec, data, limits)):
+        _check_vocabulary(config, step, params, buffers, data, asked=asked)
     if data.is_marked:
         _check_ignored(config, step, params, buffers, data.layout)
     if config.data.packing:
         _check_segments(config, step, params, buffers, data.layout)
-    if cost <= LARGEST_GRADIENT_COST:
-        _check_first_batch(config, step, params, buffers, data)
+    if tried is not None or cost <= LARGEST_GRADIENT_COST:
+        found = tried or _first_gradient(config, step, params, buffers, data)
+        _judge(config.model.source, *found, scaled=config.train.precision == "f16")
     passed.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(passed, json.dumps({"model": step.spec.model, "vocab_size": data.vocab_size}).encode())
 
@@ -106,19 +113,30 @@ _FAR = 2**31 - 2  # no vocabulary has this id
 # --- the vocabulary -----------------------------------------------------------------------------------------
 
 
+def _without_limit(spec: StepSpec, data: PreparedData, limits: Mapping[str, Sequence[IndexLimit]]) -> list[int]:
+    """Return which arrays of a batch hold ids whose limits the model's graph does not show."""
+    return [
+        position
+        for position, part in enumerate(spec.batch)
+        if not any(limit.covers(part.shape[1:]) for limit in limits.get(part.name, ()))
+        and (data.layout is None or column_name(part) in ("tokens", data.layout.targets))
+    ]
+
+
 def _check_vocabulary(
     config: Config,
     step: TrainStep,
     params: Mapping[str, np.ndarray],
     buffers: Mapping[str, np.ndarray],
     data: PreparedData,
+    *,
+    asked: Sequence[int],
 ) -> None:
+    """Raise `UserError` where an argument does not tell the last ids apart; `asked`: positions in the batch."""
     from planetary.compiler.check.reference import run_reference
     from planetary.compiler.check.verify import make_trial
 
     spec, size = step.spec, data.vocab_size
-    if size < 2:
-        return
     trial = make_trial(spec, params, buffers)  # no parameter is zero, so every embedding counts
     weights = [*trial.params.values(), *trial.buffers.values()]
     known: dict[tuple[int, int], float] = {}
@@ -146,16 +164,14 @@ def _check_vocabulary(
         far = min(kind.max, _FAR)
         return kind.min == 0 or token == far or not found == loss(position, far) == loss(position, -far)
 
-    for position, part in enumerate(spec.batch):
-        if data.layout is not None and column_name(part) not in ("tokens", data.layout.targets):
-            continue
+    for position in asked:
         if exists(position, size - 1) or not exists(position, 1):
             continue  # a model that does not even tell 0 and 1 apart does not look at this argument
         below, above = 1, size - 1  # exists, and does not
         while above - below > 1:
             middle = (below + above) // 2
             below, above = (middle, above) if exists(position, middle) else (below, middle)
-        raise _small_vocabulary(config, above, f"as its loss shows (argument {part.name})", size)
+        raise _small_vocabulary(config, above, f"as its loss shows (argument {spec.batch[position].name})", size)
 
 
 def _plain_batch(spec: StepSpec, layout: ExampleLayout | None) -> list[np.ndarray]:
@@ -329,16 +345,17 @@ SAME_SCORES = 1e-6
 # --- the first batch ----------------------------------------------------------------------------------------
 
 
-def _check_first_batch(
+def _first_gradient(
     config: Config,
     step: TrainStep,
     params: Mapping[str, np.ndarray],
     buffers: Mapping[str, np.ndarray],
     data: PreparedData,
-) -> None:
+) -> tuple[float, float]:
+    """Return loss and gradient norm of the first batch at the initial values."""
     from planetary.compiler.check.reference import run_reference
 
-    spec, train = step.spec, config.train
+    spec = step.spec
     batch = first_batch(config, data, spec.batch)
     given = [params[part.name] for part in spec.params] + [buffers[part.name] for part in spec.buffers]
     state: Sequence[TensorSpec] = spec.opt_state
@@ -347,7 +364,7 @@ def _check_first_batch(
     arguments = [*given, *(part.zeros() for part in state), *scalars, *batch, *keys]
     results = [*(part.dtype for part in (*spec.params, *state)), "f32", "f32"]
     *_, loss, norm = run_reference(step.portable, "train_step", arguments, results)
-    _judge(config.model.source, float(loss), float(norm), scaled=train.precision == "f16")
+    return float(loss), float(norm)
 
 
 def first_batch(config: Config, data: PreparedData, arguments: Sequence[TensorSpec]) -> Batch:

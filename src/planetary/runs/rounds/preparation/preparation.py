@@ -115,8 +115,9 @@ def prepare_run(
 
         stage("the pairs' log-probabilities by the model as it is")
         data = with_reference(config, data, store, record)
+    tried: tuple[float, float] | None = None
     if record is None:
-        record = _make_step(config, options, store, data, stage=stage, made=made)
+        record, tried = _make_step(config, options, store, data, stage=stage, made=made)
         if own is not None:
             check_frozen(config, own, record)
     else:
@@ -129,7 +130,9 @@ def prepare_run(
     check_untrained(spec.model, spec.buffers)
     params = StoredArrays(store, record.params, spec.params)
     buffers = StoredArrays(store, record.buffers, spec.buffers)
-    check_model(config, step, data, params=params, buffers=buffers, cache=cache, stage=stage)
+    check_model(
+        config, step, data, record.limits, params=params, buffers=buffers, cache=cache, stage=stage, tried=tried
+    )
     return Prepared(config, data, step, params, buffers, record)
 
 
@@ -141,9 +144,10 @@ def _make_step(
     *,
     stage: Callable[[str], None],
     made: Callable[[StepToCompile], None],
-) -> StepRecord:
+) -> tuple[StepRecord, tuple[float, float] | None]:
+    """Return the step's record, and loss and gradient norm of the first batch where the comparison computed both."""
     stage("exporting the model to StableHLO")
-    from planetary.compiler.check.meaning import with_checked_meaning
+    from planetary.compiler.check.meaning import compare_meaning
     from planetary.compiler.frontend.index_limits import index_limits
     from planetary.compiler.step.train_step import build_train_step
 
@@ -156,11 +160,11 @@ def _make_step(
     stage("comparing loss and gradients with the model's own framework")
     limits = index_limits(model)
     check_values(config, data, limits)  # before the author's framework gets such a batch
-    model = with_checked_meaning(model, _first_batch(config, data, model))
-    meaning = model.manifest.meaning
-    assert meaning is not None
+    batch = _first_batch(config, data, model)
+    compared = compare_meaning(model, batch)
+    meaning = compared.meaning
     log.info("meaning of the model: %s", meaning.summary)
-    return keep_record(
+    record = keep_record(
         store,
         config,
         options,
@@ -173,6 +177,8 @@ def _make_step(
         limits=limits,
         read=read,
     )
+    # Numbers of 16 bits with a small range may overflow where the model's own do not.
+    return record, None if batch is None or config.train.precision == "f16" else compared.first
 
 
 def check_frozen(config: Config, own: StepRecord, made: StepRecord) -> None:

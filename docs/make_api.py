@@ -17,7 +17,7 @@ PAGE = Path(__file__).with_name("api.md")
 
 CALLS = (
     *("train", "train_async", "Run", "rl", "serve", "Server", "simulate", "Simulated", "SimulatedLink", "Fault"),
-    *("export", "compile", "vjp", "attention", "Jobs", "Communicator", "Config"),
+    *("export", "compile", "vjp", "attention", "linear_cross_entropy", "Jobs", "Communicator", "Config"),
 )
 RECORDS = (
     "planetary.fleet.protocol.status:RunStatus",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from planetary.client.jobs import Jobs
     from planetary.collectives import Communicator
     from planetary.compiler.frontend.attention import attention
+    from planetary.compiler.frontend.cross_entropy import linear_cross_entropy
     from planetary.run.config_help import Config
     from planetary.run.handle import Run
     from planetary.run.metrics import RoundRewards
@@ -46,6 +47,7 @@ __all__ = [
     "attention",
     "compile",
     "export",
+    "linear_cross_entropy",
     "rl",
     "serve",
     "simulate",
@@ -56,6 +58,7 @@ __all__ = [
 
 _HOMES = {
     "attention": "planetary.compiler.frontend.attention",
+    "linear_cross_entropy": "planetary.compiler.frontend.cross_entropy",
     "Communicator": "planetary.collectives",
     "compile": "planetary.run.model.authoring",
     "export": "planetary.run.model.authoring",

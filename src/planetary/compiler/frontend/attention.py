@@ -6,7 +6,7 @@ softmax of a row of tiles (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et
 same, algorithm 4). Tiles that no query of theirs may see are left out.
 
 In an export, `attention` is the composite `planetary.attention`: the decomposition is the forward pass, and the
-gradient is `Form.gradient` (`autodiff.rules.library.attention`).
+gradient is `Form.gradient`.
 
 B = batch, T = sequence, H = heads, G = heads of keys and values, D = width of a head, N = blocks of a text.
 """
@@ -14,12 +14,15 @@ B = batch, T = sequence, H = heads, G = heads of keys and values, D = width of a
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from planetary.compiler.frontend.blockwise import as_composite, block_at, broadcast, i32, put_block
 
 ATTENTION = "planetary.attention"
 
@@ -55,25 +58,25 @@ class Form:
 
         def row(state: Any) -> Any:
             i, mixed, logarithms = state
-            rows = _at(queries, i)
+            rows = block_at(queries, i)
 
             def column(state: Any) -> Any:
                 j, top, total, sums = state
-                scores = self._scores(rows, _at(keys, j), self._visible((i, j), length, places, sharing))[0]
+                scores = self._scores(rows, block_at(keys, j), self._visible((i, j), length, places, sharing))[0]
                 higher = jnp.maximum(top, jnp.max(scores, axis=-1))
                 weights = jnp.exp(scores - higher[..., None])
                 fading = jnp.exp(top - higher)
-                sums = sums * fading[..., None] + jnp.einsum("bgts,bgsd->bgtd", weights, _at(values, j))
+                sums = sums * fading[..., None] + jnp.einsum("bgts,bgsd->bgtd", weights, block_at(values, j))
                 return j + 1, higher, total * fading + jnp.sum(weights, axis=-1), sums
 
             blank = jnp.zeros(rows.shape[:-1], rows.dtype)
             start = (self._first(i), blank + _HIDDEN, blank, jnp.zeros((*rows.shape[:-1], value.shape[-1]), rows.dtype))
-            last = i if self.causal else _i32(keys.shape[0] - 1)
+            last = i if self.causal else i32(keys.shape[0] - 1)
             _, top, total, sums = lax.while_loop(lambda state: state[0] <= last, column, start)
-            return i + 1, _put(mixed, sums / total[..., None], i), _put(logarithms, top + jnp.log(total), i)
+            return i + 1, put_block(mixed, sums / total[..., None], i), put_block(logarithms, top + jnp.log(total), i)
 
         mixed = jnp.zeros((*queries.shape[:-1], value.shape[-1]), queries.dtype)
-        start = (_i32(0), mixed, jnp.zeros(queries.shape[:-1], queries.dtype))
+        start = (i32(0), mixed, jnp.zeros(queries.shape[:-1], queries.dtype))
         _, mixed, logarithms = lax.while_loop(lambda state: state[0] < queries.shape[0], row, start)
         return self._whole(mixed, (*query.shape[:-1], value.shape[-1])).astype(value.dtype), logarithms
 
@@ -81,9 +84,9 @@ class Form:
         """Return the gradients by query, key and value.
 
         Args:
-            given: the arguments of `forward`, its results, and the cotangent of the attention.
+            given: the arguments of `forward`, its results, and their cotangents; the last one counts for nothing.
         """
-        query, key, value, *segments, mixed, logarithms, cotangent = given
+        query, key, value, *segments, mixed, logarithms, cotangent, _ = given
         groups, length, sharing = key.shape[2], query.shape[1], query.shape[2] // key.shape[2]
         queries, keys, values = self._tiles(query, groups), self._tiles(key, groups), self._tiles(value, groups)
         places = self._segments(segments[0] if segments else None)
@@ -93,26 +96,26 @@ class Form:
 
         def column(state: Any) -> Any:
             j, by_query, by_key, by_value = state
-            of_keys, of_values = _at(keys, j), _at(values, j)
+            of_keys, of_values = block_at(keys, j), block_at(values, j)
 
             def row(state: Any) -> Any:
                 i, by_query, of_key, of_value = state
-                rows, pull = _at(queries, i), _at(pulls, i)
+                rows, pull = block_at(queries, i), block_at(pulls, i)
                 scores, slope = self._scores(rows, of_keys, self._visible((i, j), length, places, sharing))
-                weights = jnp.exp(scores - _at(logarithms, i)[..., None])
+                weights = jnp.exp(scores - block_at(logarithms, i)[..., None])
                 of_value = of_value + jnp.einsum("bgts,bgtd->bgsd", weights, pull)
-                change = weights * (jnp.einsum("bgtd,bgsd->bgts", pull, of_values) - _at(shares, i)[..., None])
+                change = weights * (jnp.einsum("bgtd,bgsd->bgts", pull, of_values) - block_at(shares, i)[..., None])
                 change = change * (slope * self.scale)
                 of_key = of_key + jnp.einsum("bgts,bgtd->bgsd", change, rows)
-                of_query = _at(by_query, i) + jnp.einsum("bgts,bgsd->bgtd", change, of_keys)
-                return i + 1, _put(by_query, of_query, i), of_key, of_value
+                of_query = block_at(by_query, i) + jnp.einsum("bgts,bgsd->bgtd", change, of_keys)
+                return i + 1, put_block(by_query, of_query, i), of_key, of_value
 
-            start = (j if self.causal else _i32(0), by_query, jnp.zeros_like(of_keys), jnp.zeros_like(of_values))
+            start = (j if self.causal else i32(0), by_query, jnp.zeros_like(of_keys), jnp.zeros_like(of_values))
             last = self._last(j, count)
             _, by_query, of_key, of_value = lax.while_loop(lambda state: state[0] <= last, row, start)
-            return j + 1, by_query, _put(by_key, of_key, j), _put(by_value, of_value, j)
+            return j + 1, by_query, put_block(by_key, of_key, j), put_block(by_value, of_value, j)
 
-        start = (_i32(0), jnp.zeros_like(queries), jnp.zeros_like(keys), jnp.zeros_like(values))
+        start = (i32(0), jnp.zeros_like(queries), jnp.zeros_like(keys), jnp.zeros_like(values))
         _, *found = lax.while_loop(lambda state: state[0] < count, column, start)
         by_query, by_key, by_value = (
             self._whole(gradient, of.shape).astype(of.dtype)
@@ -147,22 +150,22 @@ class Form:
         if self.window:
             visible = visible & (queries_at - keys_at < self.window)
         if segments is not None:
-            of_queries = jnp.tile(_at(segments, i), (1, sharing))
-            visible = visible & (of_queries[:, None, :, None] == _at(segments, j)[:, None, None, :])
+            of_queries = jnp.tile(block_at(segments, i), (1, sharing))
+            visible = visible & (of_queries[:, None, :, None] == block_at(segments, j)[:, None, None, :])
         return visible
 
     def _first(self, i: Any) -> Any:
         """The first block of keys that a query of block `i` sees."""
         if not self.window:
-            return _i32(0)
-        return jnp.maximum(_i32(0), lax.div(i * self.block - (self.window - 1), _i32(self.block)))
+            return i32(0)
+        return jnp.maximum(i32(0), lax.div(i * self.block - (self.window - 1), i32(self.block)))
 
     def _last(self, j: Any, count: int) -> Any:
         """The last block of queries that see a key of block `j`."""
         if not self.window:
-            return _i32(count - 1)
+            return i32(count - 1)
         seen_by = (j + 1) * self.block - 1 + (self.window - 1)
-        return jnp.minimum(_i32(count - 1), lax.div(seen_by, _i32(self.block)))
+        return jnp.minimum(i32(count - 1), lax.div(seen_by, i32(self.block)))
 
     def _tiles(self, x: Any, groups: int) -> Any:
         """Return `x` [B, T, H, D] by blocks, [N, B, G, H / G · block, D], in at least float32."""
@@ -247,7 +250,7 @@ def attention(
     if cap is not None and cap <= 0:
         raise ValueError(f"the cap of attention is above 0; given is {cap}")
     form = Form(causal, width**-0.5 if scale is None else scale, window or 0, cap or 0.0, block or _block(length))
-    return _of_form(form, segments is not None)(query, key, value, *([] if segments is None else [segments]))
+    return _of_form(form)(query, key, value, *([] if segments is None else [segments]))[0]
 
 
 def _block(length: int) -> int:
@@ -256,51 +259,13 @@ def _block(length: int) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _of_form(form: Form, segmented: bool) -> Any:
+def _of_form(form: Form) -> Any:
     """Return the attention of a form, as a function of its arrays that JAX and the export can differentiate."""
 
-    @jax.custom_batching.custom_vmap
-    def composite(*arrays: Any) -> Any:
-        return lax.composite(lambda *arrays, **_: form.forward(*arrays), ATTENTION)(*arrays, **asdict(form))
-
-    @composite.def_vmap
-    def _(size: int, batched: Any, *arrays: Any) -> Any:
-        wide = [
-            x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-            for x, is_batched in zip(arrays, batched, strict=True)
-        ]
-        merged = composite(*(x.reshape(-1, *x.shape[2:]) for x in wide))
-        mixed, logarithms = merged
+    def merge(one: Any, size: int, batched: Sequence[bool], arrays: Sequence[Any]) -> Any:
+        mixed, logarithms = one(*(x.reshape(-1, *x.shape[2:]) for x in broadcast(size, batched, arrays)))
         count, _, *rest = logarithms.shape
         logarithms = logarithms.reshape(count, size, -1, *rest).swapaxes(0, 1)
-        return (mixed.reshape(size, -1, *mixed.shape[1:]), logarithms), (True, True)
+        return mixed.reshape(size, -1, *mixed.shape[1:]), logarithms
 
-    @jax.custom_vjp
-    def attend(*arrays: Any) -> Any:
-        return composite(*arrays)[0]
-
-    def forward(*arrays: Any) -> Any:
-        results = composite(*arrays)
-        return results[0], (arrays, results)
-
-    def pull_back(saved: Any, cotangent: Any) -> Any:
-        arrays, results = saved
-        found = form.gradient(*arrays, *results, cotangent)
-        if not segmented:
-            return found
-        return (*found, jnp.zeros(arrays[3].shape, jax.dtypes.float0))
-
-    attend.defvjp(forward, pull_back)
-    return attend
-
-
-def _at(x: Any, i: Any) -> Any:
-    return lax.dynamic_index_in_dim(x, i, 0, keepdims=False)
-
-
-def _put(x: Any, part: Any, i: Any) -> Any:
-    return lax.dynamic_update_index_in_dim(x, part, i, 0)
-
-
-def _i32(x: int) -> Any:
-    return jnp.asarray(x, jnp.int32)
+    return as_composite(ATTENTION, form, merge)

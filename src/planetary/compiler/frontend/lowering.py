@@ -27,6 +27,7 @@ from jax._src.lax.control_flow import solves
 
 from planetary.compiler.frontend import matrices
 from planetary.compiler.frontend.attention import ATTENTION
+from planetary.compiler.frontend.cross_entropy import LINEAR_CROSS_ENTROPY
 from planetary.compiler.frontend.markers import CUSTOM_VJP, STOP_GRADIENT, composite_of
 
 _Rule = Callable[..., Sequence[Any]]
@@ -129,7 +130,7 @@ def _marked(
     return marked
 
 
-_MARKS = (STOP_GRADIENT, CUSTOM_VJP, ATTENTION)
+_MARKS = (STOP_GRADIENT, CUSTOM_VJP, ATTENTION, LINEAR_CROSS_ENTROPY)
 
 
 def _has_mark(jaxpr: Any) -> bool:

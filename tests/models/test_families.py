@@ -45,6 +45,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2", {**SIZES, **HEAD_OF_4, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
     "gemma3": ("Gemma3Text", {**SIZES, **HEAD_OF_4, "layer_types": ["sliding_attention", "full_attention"]}),
     "phi3": ("Phi3", {**SIZES, "sliding_window": 7, "pad_token_id": 0}),
+    "phi3, longrope": (
+        "Phi3",
+        {
+            **{**SIZES, "pad_token_id": 0, "max_position_embeddings": 256, "original_max_position_embeddings": 64},
+            "rope_parameters": {
+                **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64},
+                **{"short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0]},
+            },
+        },
+    ),
     "gpt_neox": ("GPTNeoX", {k: v for k, v in WIDE.items() if k != "num_key_value_heads"}),
     "gpt_neox, in turn": (
         "GPTNeoX",
@@ -112,6 +122,23 @@ def test_scores_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     back = loaded_whole(tmp_path / "ours", attn_implementation="eager")
     assert type(back) is type(theirs)
     np.testing.assert_allclose(np.asarray(own.logits(own.params, TOKENS)), scores(back, TOKENS), rtol=1e-4, atol=2e-5)
+
+
+@needs_transformers
+def test_long_texts_have_divisors_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text above the original length, which transformers turns by the long divisors."""
+    name, options = KINDS["phi3, longrope"]
+    rope = {**options["rope_parameters"], "original_max_position_embeddings": 8}
+    kind = (name, {**options, "original_max_position_embeddings": 8, "rope_parameters": rope})
+    monkeypatch.setitem(KINDS, "short", kind)
+    theirs = published(tmp_path / "theirs", "short")
+    assert load_folder(tmp_path / "theirs").window == 8
+    config, model = from_folder(tmp_path / "theirs", sequence_length=12)
+    run, _ = run_of(tmp_path / "run", config)
+    own = load_trained(run)
+    params = fill_tree(own.params, model.initial("param"), config.model.source, whole=True)
+    found = np.asarray(own.logits(params, TOKENS))
+    np.testing.assert_allclose(found, scores(theirs, TOKENS), rtol=1e-4, atol=2e-5)
 
 
 @needs_transformers
@@ -190,8 +217,9 @@ def test_greedy_texts_from_pages_are_those_of_transformers(tmp_path: Path, kind:
 @pytest.mark.parametrize("kind", KINDS)
 def test_longer_texts_than_the_positions_are_refused(tmp_path: Path, kind: str) -> None:
     published(tmp_path / "theirs", kind)
-    with pytest.raises(UserError, match=r"n_position=64 positions.* sequence_length=65"):
-        from_folder(tmp_path / "theirs", sequence_length=65)
+    longest = KINDS[kind][1]["max_position_embeddings"]
+    with pytest.raises(UserError, match=rf"n_position={longest} positions.* sequence_length={longest + 1}"):
+        from_folder(tmp_path / "theirs", sequence_length=longest + 1)
 
 
 @pytest.mark.slow
@@ -230,7 +258,8 @@ def test_adapters_have_the_same_scores_in_peft(tmp_path: Path, kind: str) -> Non
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
         ({"model_type": "llama", "num_experts": 8}, "num_experts is 8"),
         ({"model_type": "llama", "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
-        ({"model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "rotary positions of type 'longrope'"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "dynamic"}}, "rotary positions of type 'dynamic'"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1, 2]}}, "'longrope' lack long_factor"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({"model_type": "gemma2", "layer_types": ["chunked"] * 2}, "layer_types is"),
         (

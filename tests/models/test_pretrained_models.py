@@ -193,6 +193,9 @@ def test_a_longer_text_than_the_positions_is_refused(name: str) -> None:
         export_model(ZOO[name.partition(",")[0]].source, {**MODELS[name], "n_position": 16, "sequence_length": 32})
 
 
+LONG = {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0], "long_factor": [2.0]}
+
+
 @pytest.mark.parametrize(
     ("scaling", "longest"),
     [
@@ -201,6 +204,8 @@ def test_a_longer_text_than_the_positions_is_refused(name: str) -> None:
         ({"rope_type": "linear", "factor": 2.0}, 32),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}, 16),
+        (LONG | {"original_max_position_embeddings": 4}, 16),  # by the divisors for long texts
+        (LONG | {"original_max_position_embeddings": 16, "factor": 2.0}, 16),
     ],
 )
 def test_stretched_positions_allow_longer_texts(scaling: dict[str, Any] | None, longest: int) -> None:

@@ -23,9 +23,16 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
         """The factor of rotated queries and keys."""
         return 1.0
 
-    def positions(self, published: int) -> int:
-        """Return how long a text may be, in tokens, if `published` is said to be the longest; as vLLM takes it."""
+    def positions(self, published: int, texts: int) -> int:
+        """Return how long a text may be, in tokens, if `published` is said to be the longest; as vLLM takes it.
+
+        `texts`: length of the texts that the model is built for, in tokens.
+        """
         return published
+
+    def in_use(self, texts: int) -> RopeScaling:
+        """Return the stretching in a model that is built for texts of this length, in tokens."""
+        return self
 
 
 class Llama3Scaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="llama3"):
@@ -58,7 +65,7 @@ class LinearScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="l
     def stretched(self, frequency: Any, base: float) -> Any:
         return frequency / self.factor
 
-    def positions(self, published: int) -> int:
+    def positions(self, published: int, texts: int) -> int:
         return int(published * self.factor)
 
 
@@ -102,12 +109,66 @@ class YarnScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="yar
             return self.attention_factor
         return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
 
-    def positions(self, published: int) -> int:
+    def positions(self, published: int, texts: int) -> int:
         """A folder may say the length with or without the stretching."""
         return max(published, int(self.original_max_position_embeddings * self.factor))
 
 
-AnyScaling = Llama3Scaling | LinearScaling | YarnScaling
+class LongRopeScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="longrope"):
+    """Each frequency has divisors of its own (Ding et al. 2024, arXiv:2402.13753), for short and for long texts.
+
+    Published code changes from one to the other as a text grows. A model here has one of them, as in vLLM, by the
+    length of the texts it is built for: keys in a cache are turned already.
+
+    Attributes:
+        factor: longest text of all divided by the original length; sets the amplitude.
+        original_max_position_embeddings: longest text with the short divisors, in tokens.
+        short_factor: divisor of each frequency.
+        long_factor: divisors of a model that is built for longer texts.
+        attention_factor: the amplitude; None: sqrt(1 + ln(factor) / ln(original length)).
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    attention_factor: float | None = None
+
+    def positions(self, published: int, texts: int) -> int:
+        return published if self._is_long(texts) else min(published, self.original_max_position_embeddings)
+
+    def in_use(self, texts: int) -> RopeScaling:
+        return _Divided(self.long_factor if self._is_long(texts) else self.short_factor, self._amplitude)
+
+    def _is_long(self, texts: int) -> bool:
+        return texts > self.original_max_position_embeddings
+
+    @property
+    def _amplitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        original = self.original_max_position_embeddings
+        return 1.0 if self.factor <= 1 else math.sqrt(1 + math.log(self.factor) / math.log(original))
+
+
+class _Divided(RopeScaling, frozen=True):
+    divisors: tuple[float, ...]
+    grown: float
+
+    def stretched(self, frequency: Any, base: float) -> Any:
+        if len(self.divisors) != (pairs := frequency.shape[0]):
+            raise UserError(
+                f"rope_scaling has {len(self.divisors)} numbers in short_factor or long_factor: expected {pairs}, one "
+                "a pair of channels"
+            )
+        return frequency / np.asarray(self.divisors, np.float32)
+
+    @property
+    def amplitude(self) -> float:
+        return self.grown
+
+
+AnyScaling = Llama3Scaling | LinearScaling | YarnScaling | LongRopeScaling
 
 
 class RotaryModel(Protocol):
@@ -131,7 +192,9 @@ def longest_text(config: RotaryModel) -> int | None:
     """Return the longest text a model is meant for, in tokens, with its stretched positions; None: any length."""
     if config.n_position is None:
         return None
-    return config.n_position if config.rope_scaling is None else config.rope_scaling.positions(config.n_position)
+    if config.rope_scaling is None:
+        return config.n_position
+    return config.rope_scaling.positions(config.n_position, config.sequence_length)
 
 
 def require_heads(model: str, config: RotaryModel) -> None:
@@ -197,5 +260,5 @@ class DecoderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "n_kv_head": self.n_kv_head,
             "head_size": self.head_size,
             "rope_base": self.rope_base,
-            "rope_scaling": self.rope_scaling,
+            "rope_scaling": self.rope_scaling and self.rope_scaling.in_use(self.sequence_length),
         }

@@ -194,6 +194,9 @@ class Gemma3(Gemma2):
         return {**found, "rope_parameters": both, "rope_local_base_freq": near}
 
 
+_ORIGINAL = "original_max_position_embeddings"
+
+
 class Phi3(_Decoder):
     """Phi-3 and Phi-4: Llama with one matrix for queries, keys and values, and one for gate and up."""
 
@@ -203,12 +206,15 @@ class Phi3(_Decoder):
     free = Family.free | {"rope_fraction"}
 
     def read(self, published: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        published = {_ORIGINAL: 4096, **published}
         rope = read_rope(published, options["n_position"], self.theta, part=published.get("partial_rotary_factor", 1.0))
         return {**super().read({**published, "rope_parameters": None, "rope_scaling": None}, options), **rope}
 
     def published_only(self, options: Mapping[str, Any]) -> dict[str, Any]:
         part = {"partial_rotary_factor": options.get("rope_fraction", 1.0)}
         found = super().published_only(options)
+        original = (options.get("rope_scaling") or {}).get(_ORIGINAL)
+        part |= {_ORIGINAL: original} if original else {}
         return {**found, **part, "rope_parameters": {**found["rope_parameters"], **part}}
 
 

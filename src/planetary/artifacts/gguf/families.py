@@ -156,6 +156,8 @@ class GgufFamily(msgspec.Struct, frozen=True):
         found[f"{prefix}rope.dimension_count"] = published["head_dim"]
         found[f"{prefix}attention.value_length"] = published["head_dim"]
         found[f"{prefix}vocab_size"] = published["vocab_size"]
+        if rope["rope_type"] == "longrope":
+            raise UserError("rotary positions of type 'longrope' are not written to GGUF files here")
         if rope["rope_type"] in {"linear", "yarn"}:
             found |= {f"{prefix}rope.scaling.type": rope["rope_type"], f"{prefix}rope.scaling.factor": rope["factor"]}
             if original := rope.get("original_max_position_embeddings"):

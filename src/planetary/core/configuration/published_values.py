@@ -13,7 +13,9 @@ _SCALINGS: Mapping[str, tuple[str, ...]] = {  # types of stretched rotary positi
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "linear": ("factor",),
     "yarn": ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"),
+    "longrope": ("factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"),
 }
+_OLD_NAMES = {"su": "longrope"}
 _LARGEST_SIZE, _MOST_LAYERS = 2**31 - 1, 4096
 _LARGEST_NUMBER = 1e12  # largest base, factor or length; the largest published base is 1e9
 
@@ -67,6 +69,7 @@ def read_rope(published: Mapping[str, Any], n_position: int, theta: float, part:
     elif turning not in (None, 1, 1.0):
         raise UserError(f"partial_rotary_factor is {turning!r}: the model here turns all channels")
     kind = rope.pop("rope_type", rope.pop("type", "default"))
+    kind = _OLD_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     rope.pop("type", None)
     if not isinstance(kind, str) or kind not in ("default", *_SCALINGS):
         types = ", ".join(f"'{one}'" for one in ("default", *_SCALINGS))
@@ -75,14 +78,31 @@ def read_rope(published: Mapping[str, Any], n_position: int, theta: float, part:
         return found
     if kind == "yarn":
         rope.setdefault("original_max_position_embeddings", n_position)
+    if kind == "longrope":  # the model's own key counts before that of the positions, as in transformers
+        name = "original_max_position_embeddings"
+        rope[name] = read_size({name: published.get(name) or rope.get(name) or n_position}, name)
+        rope["factor"] = rope.get("factor") or n_position / rope[name]
     unknown = sorted(name for name, value in rope.items() if name not in _SCALINGS[kind] and value is not None)
     if unknown:
         raise UserError(f"rotary positions of type {kind!r} have {unknown[0]}, which the model here has not")
     scaling = {name: rope[name] for name in _SCALINGS[kind] if rope.get(name) is not None}
-    for name in scaling:
-        if name != "truncate":
+    for name, value in scaling.items():
+        if name in ("short_factor", "long_factor"):
+            scaling[name] = _read_divisors(value, name)
+        elif name != "truncate":
             read_number(scaling, name)
+    missing = next((name for name in _SCALINGS[kind][-2:] if kind == "longrope" and name not in scaling), None)
+    if missing:
+        raise UserError(f"rotary positions of type 'longrope' lack {missing}: expected a number a pair of channels")
     return {**found, "rope_scaling": scaling if kind == "llama3" else {"rope_type": kind, **scaling}}
+
+
+def _read_divisors(value: Any, name: str) -> tuple[float, ...]:
+    """Return numbers above 0. Raises `UserError`."""
+    numbers = value if isinstance(value, list | tuple) else ()
+    if not numbers or not all(isinstance(one, int | float) and 0 < one <= _LARGEST_NUMBER for one in numbers):
+        raise UserError(f"{CONFIG_FILE} says {name} is {value!r:.80}: expected numbers above 0, one a pair of channels")
+    return tuple(map(float, numbers))
 
 
 def written_rope(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -445,14 +445,15 @@ def _pretrained(path: Path, folder: Path, serve: ServeConfig, store: BlobStore |
         if not any(fnmatchcase(spec.name, pattern) for pattern in unneeded)
     }
     window = options.get("n_position") or published.get("max_position_embeddings") or 1024
-    options = {**options, "sequence_length": min(window, 1024), "batch_size": 1}
+    options = {**options, "sequence_length": 1, "batch_size": 1}
+    cached = _cached(family.source, options)
+    assert cached is not None, f"{family.source} has no decode"
+    window = cached[1].positions or window
     with undrawn():
         _, template, _ = find_builder(family.source)(**options)
     if not (folder / TOKENIZER_FILE).is_file():
         raise UserError(f"{folder} has no {TOKENIZER_FILE}, without which its tokens have no text")
     tokenizer = load_tokenizer(str(folder / TOKENIZER_FILE))
-    cached = _cached(family.source, options)
-    assert cached is not None, f"{family.source} has no decode"
     return _served(
         path.resolve().stem if weight_file(path) else path.resolve().name,
         cached[0],

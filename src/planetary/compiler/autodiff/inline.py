@@ -91,9 +91,17 @@ def _flatten(  # noqa: PLR0917 - a recursion's state
     done[name] = recognise(name, ir.entry_block(function))
 
 
-def composite(name: str, decomposition: str, operands: Sequence[Value], results: Sequence[ir.Type]) -> list[Value]:
-    """Emit a composite without attributes whose decomposition is a function of the module."""
+def composite(
+    name: str,
+    decomposition: str,
+    operands: Sequence[Value],
+    results: Sequence[ir.Type],
+    fields: Mapping[str, ir.Attribute] | None = None,
+) -> list[Value]:
+    """Emit a composite, perhaps with attributes, whose decomposition is a function of the module."""
     attributes = {"name": ir.string_attribute(name), "decomposition": ir.symbol_attribute(decomposition)}
+    if fields is not None:
+        attributes["composite_attributes"] = ir.dictionary_attribute(fields)
     return list(ir.emit("stablehlo.composite", operands, results, attributes).results)
 
 

@@ -260,16 +260,31 @@ def _picked(op: ir.Operation) -> ir.Value | None:
 
 
 def _beside_row_numbers(indices: ir.Value) -> ir.Value | None:
-    """Return b if `indices` are pairs (row number, b), which is how torch-mlir writes a gather along rows."""
+    """Return b if `indices` are pairs (row number, b), as torch-mlir and torchax write a gather along rows."""
     op, sizes = ir.defining_op(indices), ir.shape_of(indices)
     if op is None or op.name != "stablehlo.concatenate" or len(op.operands) != 2:
         return None
     first, wanted = op.operands
-    numbering = ir.defining_op(first)
+    numbering = ir.defining_op(_from_start(first))
     if numbering is None or numbering.name != "stablehlo.iota" or ir.integer(numbering, "iota_dimension") != 0:
         return None
     pairs = ir.integer(op, "dimension") == len(sizes) - 1 and sizes[-1] == 2
     return wanted if pairs and set(sizes[1:-1]) <= {1} else None
+
+
+def _from_start(indices: ir.Value) -> ir.Value:
+    """Return indices as they were before a change of shape, and before negative ones were counted from the end."""
+    op = ir.defining_op(indices)
+    if op is None:
+        return indices
+    if op.name in ("stablehlo.reshape", "stablehlo.broadcast_in_dim"):
+        inner = op.operands[0]
+        return _from_start(inner) if _product(ir.shape_of(inner)) == _product(ir.shape_of(indices)) else indices
+    condition = ir.defining_op(op.operands[0]) if op.name == "stablehlo.select" else None
+    if condition is None or condition.name != "stablehlo.compare" or ir.direction_of(condition) != "LT":
+        return indices
+    is_wrapped = condition.operands[0] == op.operands[2] and ops.is_zero(condition.operands[1])
+    return _from_start(op.operands[2]) if is_wrapped else indices
 
 
 def _replace_pick(op: ir.Operation, indices: ir.Value) -> None:

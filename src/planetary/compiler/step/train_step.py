@@ -16,6 +16,7 @@ from planetary.compiler.autodiff.differentiate import (
     finish_module,
     load_for_differentiation,
 )
+from planetary.compiler.autodiff.losses import tile_large_losses
 from planetary.compiler.frontend import chlo
 from planetary.compiler.frontend.export import Model
 from planetary.compiler.frontend.manifest import EVALUATION, LOSS, Manifest, Role
@@ -91,6 +92,7 @@ def _build(model: Model, options: StepOptions, transform: optimizers.Transform) 
         module = load_for_differentiation(model.stablehlo)
         note = demote_f64(module, manifest.model)
         normalise.before_differentiation(module)
+        tiled = tile_large_losses(module)
         main = ir.main_function(module)
         evaluation = main
         if EVALUATION in manifest.results:
@@ -99,7 +101,7 @@ def _build(model: Model, options: StepOptions, transform: optimizers.Transform) 
             ir.keep_results(evaluation, [manifest.results.index(EVALUATION)])
             ir.keep_results(main, [manifest.results.index(name) for name in (LOSS, *(s.name for s in statistics))])
         narrow = [spec.name for one in model.narrow for spec in (one.codes, one.scales)]
-        graph = _Graph(options, transform, main, evaluation, manifest, narrow, {}, [])
+        graph = _Graph(options, transform, main, evaluation, manifest, narrow, {}, [], tiled)
         for argument, kind in zip(manifest.arguments, ir.argument_types(main), strict=True):
             graph.elements[argument.name] = ir.element_of_type(kind)
         graph.check_statistics(statistics)

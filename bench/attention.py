@@ -1,6 +1,6 @@
 """Time and memory of a training step whose attention is made of tiles, and of one that holds every score.
 
-    python bench/attention.py [--lengths 512 1024 2048 4096] [--layers 2] [--width 256] [--heads 4] [--rounds 3]
+    python bench/attention.py [--lengths 512 1024 2048 4096] [--layers 2] [--width 256] [--rounds 3] [--steps 6]
 
 A GPT-2 with one text a batch, float32, AdamW, compiled by IREE for this CPU. The two take turns, each in a fresh
 process with one thread: processor time of a step, and the growth of resident memory beyond parameters and moments.
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-from remat import measured_steps
+import remat
 
 WHOLE = {"tiles": 0, "whole": 1 << 30}
 
@@ -30,11 +30,13 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--only", choices=sorted(WHOLE), nargs="+", default=list(WHOLE))
     parser.add_argument("--child", nargs=2, metavar=("VMFB", "SPEC"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(measured_steps(*map(Path, options.child), threads=1)), flush=True)
+        remat.STEPS = options.steps
+        print(json.dumps(remat.measured_steps(*map(Path, options.child), threads=1)), flush=True)
         os._exit(0)  # without taking the runtime apart
     print("| positions | attention | processor time of a step, ms | of whole scores | growth of memory, MiB | loss |")
     print("|---|---|---|---|---|---|")
@@ -49,7 +51,8 @@ def _compare(options: argparse.Namespace, length: int, folder: Path) -> None:
     found: dict[str, list[dict]] = {kind: [] for kind in options.only}
     for _ in range(options.rounds):
         for kind, runs in found.items():
-            command = [sys.executable, __file__, "--child", f"{folder / kind}.vmfb", f"{folder / kind}.json"]
+            command = [sys.executable, __file__, "--steps", str(options.steps)]
+            command += ["--child", f"{folder / kind}.vmfb", f"{folder / kind}.json"]
             runs.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
     times = {kind: statistics.median(run["cpu"] for run in runs) for kind, runs in found.items()}
     for kind, runs in found.items():

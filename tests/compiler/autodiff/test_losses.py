@@ -66,7 +66,7 @@ def _arrays() -> tuple[Any, Any, Any]:
     return hidden, rng.standard_normal((WORDS, WIDTH), np.float32), labels
 
 
-def _tiled(text: str) -> tuple[str, list[str]]:
+def _tiled(text: str | bytes) -> tuple[str, list[str]]:
     with ir.new_context():
         module = load_for_differentiation(text)
         before_differentiation(module)

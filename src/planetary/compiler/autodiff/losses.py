@@ -18,7 +18,7 @@ from planetary.compiler.frontend.cross_entropy import LINEAR_CROSS_ENTROPY, Head
 from planetary.compiler.frontend.markers import STOP_GRADIENT
 from planetary.compiler.ir import Module, Operation, Value
 
-LARGE = 1 << 24
+LARGE = 1 << 23
 """Logits of a product from which on they exist a tile at a time."""
 
 

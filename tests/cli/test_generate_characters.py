@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jax
-import msgspec
-import numpy as np
 import pytest
 
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.cli.exit_codes import EXIT_CODES
 from planetary.cli.main import main
 from planetary.compiler.frontend.export import find_builder
 from planetary.core.errors import UserError
-from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import CharTokenizer
+from planetary.models.initial import flat_names
+from saved_parameters import save_parameters
 
 SOURCE = "planetary.models.gpt2:build"
 SIZES = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 300}
@@ -27,19 +24,7 @@ def run_folder(folder: Path, data: str) -> Path:
     (folder / "config.toml").write_text(
         f'[data]\n{data}\n[train]\nsequence_length = 16\n[model]\nsource = "{SOURCE}"\n[model.options]\n{lines}\n'
     )
-    leaves = jax.tree_util.tree_flatten_with_path(find_builder(SOURCE)(**SIZES, sequence_length=16)[1])[0]
-    arrays = {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
-    info = CheckpointInfo(
-        round=1,
-        config_hash="",
-        model="",
-        model_digest="",
-        param_specs=tuple(TensorSpec(n, "f32", a.shape) for n, a in arrays.items()),
-        data_key="",
-        controller=msgspec.Raw(b"{}"),
-        random_state={},
-    )
-    write_checkpoint(folder / "checkpoints", Checkpoint(info, arrays, arrays), keep=1)
+    save_parameters(folder, flat_names(find_builder(SOURCE)(**SIZES, sequence_length=16)[1]))
     return folder
 
 

@@ -9,22 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from site_support import ADMIN, Running, forget_the_kind, run, toy_kinds  # noqa: F401
 
 import planetary
 from planetary.artifacts.checkpoint import (
-    Checkpoint,
-    CheckpointInfo,
     list_checkpoints,
     load_checkpoint,
-    write_checkpoint,
 )
 from planetary.client import jobs as client
 from planetary.core.errors import ClosedError, CompileError, ConflictError, PeerError, TrustError, UserError
-from planetary.core.tensors import TensorSpec
+from saved_parameters import save_parameters
 from waiting import HANG_S
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
@@ -174,18 +170,8 @@ def test_roll_out_ends_with_its_step_or_its_job(monkeypatch: pytest.MonkeyPatch,
 
 def write_results(folder: Path) -> np.ndarray:
     """Write a checkpoint of round 2 into the folder of a run, and return the value of the parameter w."""
-    info = CheckpointInfo(
-        round=2,
-        config_hash="",
-        model="toy",
-        model_digest="",
-        param_specs=(TensorSpec("w", "f32", (3,)),),
-        data_key="",
-        controller=msgspec.Raw(b"{}"),
-        random_state={},
-    )
     values = np.arange(3, dtype=np.float32)
-    write_checkpoint(folder / "checkpoints", Checkpoint(info, {"w": values}, {"w": values}), keep=1)
+    save_parameters(folder, {"w": values}, 2)
     return values
 
 

@@ -10,28 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import msgspec
 import numpy as np
 import pytest
 from stablehlo_interpreter import interpret
 
+from checked_step import checked
 from installed_example import install_example
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
-from planetary.artifacts.store import BlobStore
 from planetary.compiler.autodiff.differentiate import differentiate
-from planetary.compiler.backends.iree import compile_artifact
-from planetary.compiler.backends.targets import Target
-from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import Model, export_model, find_builder
 from planetary.compiler.frontend.framework import ModuleBuilder
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.config import config_from_tables
 from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
-from planetary.core.tensors import TensorSpec
 from planetary.runs.rounds.preparation.options import builder_options
-from planetary.runtime.executor import open_executor
-from planetary.runtime.host import host_features
+from saved_parameters import save_parameters
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GPT = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32, "sequence_length": 8, "batch_size": 2}
@@ -257,18 +250,7 @@ def test_trained_weights_go_back_into_the_module(tmp_path: Path) -> None:
     from planetary.torch import load_into
 
     trained = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(2, np.float32)}
-    specs = tuple(TensorSpec(name, "f32", value.shape) for name, value in trained.items())
-    info = CheckpointInfo(
-        round=1,
-        config_hash="",
-        model="",
-        model_digest="",
-        param_specs=specs,
-        data_key="",
-        controller=msgspec.Raw(b"{}"),
-        random_state={},
-    )
-    write_checkpoint(tmp_path / "checkpoints", Checkpoint(info, trained, trained), keep=1)
+    save_parameters(tmp_path, trained)
     module = torch.nn.Linear(3, 2)
     assert load_into(module, tmp_path) == 1
     np.testing.assert_array_equal(module.weight.detach().numpy(), trained["weight"])
@@ -279,14 +261,13 @@ def test_trained_weights_go_back_into_the_module(tmp_path: Path) -> None:
         (torch.nn.Linear(2, 2), r"'weight' has shape \[2, 3\] in the run, \[2, 2\] in the module"),
         (torch.nn.Linear(3, 2, bias=False), "the module has no parameter 'bias'"),
         (torch.nn.Sequential(torch.nn.Linear(3, 2)), "the module has no parameter 'bias'"),
-        (3, "expected a torch.nn.Module"),
     ):
-        before = [p.clone() for p in wrong.parameters()] if isinstance(wrong, torch.nn.Module) else []
+        before = [p.clone() for p in wrong.parameters()]
         with pytest.raises(UserError, match=text):
             load_into(wrong, tmp_path)
-        assert all((p == q).all() for p, q in zip(wrong.parameters() if before else [], before, strict=True)), (
-            "it was changed"
-        )
+        assert all((p == q).all() for p, q in zip(wrong.parameters(), before, strict=True)), "it was changed"
+    with pytest.raises(UserError, match=r"expected a torch.nn.Module"):
+        load_into(3, tmp_path)
 
 
 @pytest.mark.doors("torch", "torchax")
@@ -304,17 +285,7 @@ def test_a_frozen_parameter_goes_back_into_the_module(tmp_path: Path) -> None:
     options = builder_options(config, config.model.source)
     model = export_model(config.model.source, options, roles=config.model.roles)
     params = model.initial("param")
-    info = CheckpointInfo(
-        round=1,
-        config_hash="",
-        model="",
-        model_digest="",
-        param_specs=tuple(TensorSpec(name, "f32", value.shape) for name, value in params.items()),
-        data_key="",
-        controller=msgspec.Raw(b"{}"),
-        random_state={},
-    )
-    write_checkpoint(tmp_path / "checkpoints", Checkpoint(info, params, params), keep=1)
+    save_parameters(tmp_path, params)
     module = torch.nn.Sequential(OrderedDict(embedding=torch.nn.Embedding(256, 16), head=torch.nn.Linear(16, 256)))
     load_into(module, tmp_path)
     found = {name: value.detach().numpy() for name, value in module.named_parameters()}
@@ -334,15 +305,4 @@ def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("example", "options"), MODELS)
 def test_the_compiled_step_is_the_references(example: str, options: dict[str, int], tmp_path: Path) -> None:
     model = export_model(source(example), options)
-    step = build_train_step(model)
-    store = BlobStore(tmp_path)
-    host = Target("cpu", "host", host_features())
-    report = verify_artifact(
-        step,
-        compile_artifact(step, host, store),
-        lambda artifact, spec: open_executor(store.path(artifact.digest), spec, backend="cpu"),
-        params=model.initial("param"),
-        buffers=model.initial("buffer"),
-        local=host,
-    )
-    assert report.worst_error < 1
+    assert checked(model, build_train_step(model), tmp_path).worst_error < 1

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from installed_example import install_example
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, load_latest, write_checkpoint
+from planetary.artifacts.checkpoint import Checkpoint, load_latest, write_checkpoint
 from planetary.artifacts.pretrained_weights import read_pretrained
 from planetary.artifacts.safetensors_file import safetensors_pieces
 from planetary.compiler.frontend.export import Model, export_model
@@ -31,6 +31,7 @@ from planetary.run.model.pretrained_files import keep_files
 from planetary.run.model.served import load_folder, load_trained
 from planetary.run.model.trained_model import fill_tree, tree_names
 from planetary.runs.rounds.preparation.options import builder_options, given_weights
+from saved_parameters import save_parameters
 
 BATCH = {"batch_size": 2, "sequence_length": 8}
 STRETCHED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 4}
@@ -59,7 +60,7 @@ MODELS = {
         "rope_scaling": {"rope_type": "linear", "factor": 2.0},
     },
 }
-TOKENS = np.random.default_rng(0).integers(0, 256, (2, 8)).astype(np.int32)
+TOKENS: Any = np.random.default_rng(0).integers(0, 256, (2, 8)).astype(np.int32)
 
 
 def config_of(name: str, **model: Any) -> Config:
@@ -74,17 +75,7 @@ def run_of(folder: Path, config: Config) -> tuple[Path, dict[str, np.ndarray]]:
     model = export_model(config.model.source, builder_options(config, config.model.source))
     rng = np.random.default_rng(1)
     params = {k: rng.normal(0, 0.2, v.shape).astype(np.float32) for k, v in model.initial("param").items()}
-    info = CheckpointInfo(
-        round=3,
-        config_hash="",
-        model="",
-        model_digest="",
-        param_specs=tuple(TensorSpec(k, "f32", v.shape) for k, v in params.items()),
-        data_key="",
-        controller=msgspec.Raw(b"{}"),
-        random_state={},
-    )
-    write_checkpoint(folder / "checkpoints", Checkpoint(info, params, params), keep=1)
+    save_parameters(folder, params, 3)
     (folder / "config.toml").write_text(to_toml(config))
     return folder, params
 
@@ -440,8 +431,13 @@ def test_a_round_trip_gives_equal_files(tmp_path: Path) -> None:
 
     old, new = tmp_path / "old", tmp_path / "new"
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    theirs = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=260, eos_token_id=257, bos_token_id=256))
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    theirs: Any = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=260, eos_token_id=257, bos_token_id=256))
     theirs = theirs.to(torch.bfloat16)
     theirs.generation_config = GenerationConfig(temperature=0.6, do_sample=True, eos_token_id=[257, 258])
     theirs.save_pretrained(old)

@@ -10,19 +10,14 @@ import numpy as np
 import pytest
 from stablehlo_interpreter import interpret
 
-from planetary.artifacts.store import BlobStore
+from checked_step import checked
 from planetary.compiler.autodiff.differentiate import differentiate
-from planetary.compiler.backends.iree import compile_artifact
-from planetary.compiler.backends.targets import Target
-from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import export_model, find_builder
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.errors import UserError
 from planetary.models import gpt2, llama, mamba2, moe, vit
 from planetary.models.initial import count, undrawn
 from planetary.models.zoo import ZOO
-from planetary.runtime.executor import open_executor
-from planetary.runtime.host import host_features
 
 TOKEN_MODELS = [name for name, model in ZOO.items() if model.batch == "tokens"]
 
@@ -126,17 +121,7 @@ def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
 )
 def test_the_compiled_training_step_is_the_references(name: str, tmp_path: Path) -> None:
     model = export_model(ZOO[name].source, ZOO[name].options("tiny"))
-    step = build_train_step(model)
-    store = BlobStore(tmp_path)
-    host = Target("cpu", "host", host_features())
-    report = verify_artifact(
-        step,
-        compile_artifact(step, host, store),
-        lambda artifact, spec: open_executor(store.path(artifact.digest), spec, backend="cpu"),
-        params=model.initial("param"),
-        buffers=model.initial("buffer"),
-        local=host,
-    )
+    report = checked(model, build_train_step(model), tmp_path)
     assert not report.stand_in
     assert report.worst_error < 1
 

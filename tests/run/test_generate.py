@@ -7,17 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 import pytest
 from serving_run import write_run
 
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.cli.main import main
 from planetary.core.errors import NumericsError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import ByteTokenizer
 from planetary.models import nanochat
+from planetary.models.initial import flat_names
 from planetary.run.model.served import load_trained
 from planetary.run.model.text_continuation import TextContinuation
 from planetary.run.model.trained_model import fill_tree
@@ -29,6 +28,7 @@ from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed
 from planetary.runs.serve.scheduling.sequences import SequenceRequest, Token
 from planetary.runtime.device_program import open_on_xla
+from saved_parameters import save_parameters
 
 OPTIONS = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "sequence_length": 16}
 VOCABULARY = 50
@@ -165,22 +165,8 @@ def run_folder(tmp_path: Path) -> Path:
     options = "".join(f"{key} = {value}\n" for key, value in OPTIONS.items())
     (tmp_path / "config.toml").write_text(f"[train]\nsequence_length = 16\n[model.options]\n{options}")
     _, params, _ = nanochat.build(**OPTIONS, seed=3)
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    arrays = {
-        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf, np.float32) + 0.01
-        for path, leaf in leaves
-    }
-    info = CheckpointInfo(
-        round=4,
-        config_hash="",
-        model="",
-        model_digest="",
-        param_specs=tuple(TensorSpec(name, "f32", array.shape) for name, array in arrays.items()),
-        data_key="",
-        controller=msgspec.Raw(b"{}"),
-        random_state={},
-    )
-    write_checkpoint(tmp_path / "checkpoints", Checkpoint(info, arrays, arrays), keep=1)
+    moved = {name: np.asarray(leaf, np.float32) + 0.01 for name, leaf in flat_names(params).items()}
+    save_parameters(tmp_path, moved, 4)
     return tmp_path
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.core.errors import NumericsError, PlanetaryError, ResourceError
-from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol.events import Finish
 from planetary.run import results
 from planetary.run.results import results_after
+from saved_parameters import save_parameters
 
 FULL = "cannot append to events.jsonl: No space left on device"
 
@@ -26,18 +24,7 @@ def begun(folder: Path) -> Path:
 
 
 def checkpoint(folder: Path, round_: int) -> None:
-    params = {"w": np.zeros(2, np.float32)}
-    info = CheckpointInfo(
-        round=round_,
-        config_hash="",
-        model="",
-        model_digest="",
-        param_specs=(TensorSpec("w", "f32", (2,)),),
-        data_key="",
-        controller=msgspec.Raw(b"{}"),
-        random_state={},
-    )
-    write_checkpoint(folder / "checkpoints", Checkpoint(info, params, params), keep=3)
+    save_parameters(folder, {"w": np.zeros(2, np.float32)}, round_, keep=3)
 
 
 def ended_by(error: BaseException, folder: Path) -> BaseException:

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 
 from planetary.artifacts.adapter_folder import write_adapter
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.safetensors_file import read_safetensors
 from planetary.core.config import config_from_tables
 from planetary.core.configuration.schema import Config
 from planetary.core.configuration.toml import to_toml
 from planetary.core.errors import UserError
-from planetary.core.tensors import TensorSpec, digest_of
+from planetary.core.tensors import digest_of
 from planetary.models.zoo import ZOO
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_served
@@ -37,6 +36,7 @@ from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.runtime.device_program import open_on_xla
+from saved_parameters import save_parameters
 
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 256, "n_position": 64},
@@ -61,18 +61,7 @@ def write_values(run: Path, config: Config) -> Path:
     """Write a run's folder with random trained parameters."""
     rng = np.random.default_rng(1)
     params = {k: rng.normal(0, 0.2, v.shape).astype(np.float32) for k, v in model_of(config).start.items()}
-    specs = tuple(TensorSpec(name, "f32", value.shape) for name, value in params.items())
-    info = CheckpointInfo(
-        round=3,
-        config_hash="",
-        model="",
-        model_digest="",
-        param_specs=specs,
-        data_key="",
-        controller=msgspec.Raw(b"{}"),
-        random_state={},
-    )
-    write_checkpoint(run / "checkpoints", Checkpoint(info, params, params), keep=1)
+    save_parameters(run, params, 3)
     (run / "config.toml").write_text(to_toml(config))
     return run
 

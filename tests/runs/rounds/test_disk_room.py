@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, list_checkpoints, write_checkpoint
+from planetary.artifacts.checkpoint import list_checkpoints, write_checkpoint
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.core.errors import ResourceError
 from planetary.core.tensors import TensorSpec
 from planetary.runs.rounds.gateway.disk_room import checkpoint_bytes, room_for
+from saved_parameters import checkpoint_of
 
 SPECS = (TensorSpec("w", "bf16", (1000, 25)),)
 FOLDER = Path("/runs/x")
@@ -48,19 +48,9 @@ def test_disk_without_room_is_refused_before_training() -> None:
 
 
 def test_a_checkpoint_that_does_not_fit_is_not_begun(tmp_path: Path) -> None:
-    info = CheckpointInfo(
-        round=1,
-        config_hash="c",
-        model="m",
-        model_digest="d",
-        param_specs=SPECS,
-        data_key="k",
-        controller=msgspec.Raw(b"{}"),
-        random_state={},
-    )
-    tensors = {"w": np.zeros((1000, 25), np.float32)}
+    made = checkpoint_of({"w": np.zeros((1000, 25), np.float32)})
     with pytest.raises(ResourceError, match="No space left on device; there is none before it"):
-        write_checkpoint(tmp_path, Checkpoint(info, tensors, tensors), keep=1, files=Small(EACH - 1))
+        write_checkpoint(tmp_path, made, keep=1, files=Small(EACH - 1))
     assert list_checkpoints(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
     assert (DISK.free_bytes(tmp_path) or 0) > EACH

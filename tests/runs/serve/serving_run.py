@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.compiler.frontend.export import find_builder
 from planetary.core.config import config_from_tables
 from planetary.core.configuration.toml import to_toml
-from planetary.core.tensors import TensorSpec
 from planetary.models.initial import flat_names
+from saved_parameters import save_parameters
 
 SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 256}
 WINDOW = 256
@@ -39,16 +38,4 @@ def write_run(
     rng = np.random.default_rng(seed)
     _, params, _ = find_builder(source)(**({"sequence_length": WINDOW, **options} if options else {}))
     values = {name: rng.normal(0, 0.2, leaf.shape).astype(np.float32) for name, leaf in flat_names(params).items()}
-    specs = tuple(TensorSpec(name, "f32", value.shape) for name, value in values.items())
-    info = CheckpointInfo(
-        round=round_,
-        config_hash="",
-        model=source,
-        model_digest="",
-        param_specs=specs,
-        data_key="",
-        controller=None,  # type: ignore[arg-type]
-        random_state={"seed": 0},
-    )
-    velocity = {name: np.zeros_like(value) for name, value in values.items()}
-    write_checkpoint(folder / "checkpoints", Checkpoint(info, values, velocity), keep=5)
+    save_parameters(folder, values, round_, keep=5)

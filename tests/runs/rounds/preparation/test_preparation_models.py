@@ -6,20 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.cli.main import main
 from planetary.compiler.frontend.export import find_builder
 from planetary.core.config import apply_overrides
 from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
-from planetary.core.tensors import TensorSpec
+from planetary.models.initial import flat_names
 from planetary.models.zoo import ZOO
 from planetary.runs.rounds.preparation.preparation import prepare_run
+from saved_parameters import save_parameters
 
 SHAPES = ["train.batch_size=2", "train.sequence_length=16"]
 
@@ -130,20 +129,7 @@ def test_a_zoo_model_generates_from_its_run_folder(
             "vocab_size = 32", "vocab_size = 256"
         )
     )
-    build = find_builder(ZOO[name].source)
-    leaves = jax.tree_util.tree_flatten_with_path(build(**sizes, sequence_length=16)[1])[0]
-    arrays = {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
-    info = CheckpointInfo(
-        round=1,
-        config_hash="",
-        model="",
-        model_digest="",
-        param_specs=tuple(TensorSpec(n, "f32", a.shape) for n, a in arrays.items()),
-        data_key="",
-        controller=msgspec.Raw(b"{}"),
-        random_state={},
-    )
-    write_checkpoint(tmp_path / "checkpoints", Checkpoint(info, arrays, arrays), keep=1)
+    save_parameters(tmp_path, flat_names(find_builder(ZOO[name].source)(**sizes, sequence_length=16)[1]))
     assert main(["generate", str(tmp_path), "--prompt", "def ", "--tokens", "20"]) == 0
     assert capsys.readouterr().out.startswith("def ")
 

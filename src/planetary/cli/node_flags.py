@@ -36,6 +36,14 @@ _KEYS = {
 FINAL_CODES = frozenset({EXIT_USAGE, EXIT_CODES[CompileError], EXIT_CODES[TrustError], EXIT_CODES[PeerError]})
 
 
+def add_worker_flags(parser: argparse.ArgumentParser) -> None:
+    """Add those of one worker, of which a supervisor starts one."""
+    parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="the gateway's worker port")
+    parser.add_argument("--device-id", type=int, default=0, help="which device of the backend (default: 0)")
+    parser.add_argument("--worker-name", default="", help="name of the worker (default: NODE/DEVICE)")
+    add_node_flags(parser)
+
+
 def add_node_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token", default="", help="invite token (better: --token-file, which `ps` does not show)")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with the invite token")

@@ -341,15 +341,7 @@ class RunController(ABC, Generic[DeskT, SessionT]):
     def _record_failure(self, worker: SessionT, failure: m.TaskFailed) -> EndKind:
         """Put a failed task into the journal; return how a run ends that fails for it."""
         self.desk.append(
-            TaskAborted(
-                task=failure.task,
-                worker=worker.worker,
-                pid=worker.pid,
-                node=worker.node,
-                kind=failure.kind,
-                step=failure.step,
-                reason=failure.reason,
-            )
+            TaskAborted(task=failure.task, kind=failure.kind, step=failure.step, reason=failure.reason, **worker.named)
         )
         return "peer" if failure.kind in ("internal", "parameters") else failure.kind
 

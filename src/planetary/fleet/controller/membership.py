@@ -189,9 +189,6 @@ class Membership:
             self.first_ready_at = now
         self._desk.append(
             WorkerJoined(
-                worker=worker.worker,
-                pid=worker.pid,
-                node=worker.node,
                 backend=worker.backend,
                 target=worker.target,
                 device=device,
@@ -199,21 +196,13 @@ class Membership:
                 chosen=worker.chosen,
                 address=worker.address,
                 identity="" if self._desk.policy.local else worker.identity,
+                **worker.named,
             )
         )
 
     def refuse_worker(self, worker: WorkerSession, reason: str) -> None:
         """The worker's target or device is of no use; the others go on."""
-        self._desk.append(
-            WorkerRefused(
-                worker=worker.worker,
-                pid=worker.pid,
-                node=worker.node,
-                backend=worker.backend,
-                target=worker.target,
-                reason=reason,
-            )
-        )
+        self._desk.append(WorkerRefused(backend=worker.backend, target=worker.target, reason=reason, **worker.named))
         self.ban(worker, reason, "compile")
 
     def supervisor_says(self, supervisor: SupervisorSession, message: m.Message, now: float) -> int | None:

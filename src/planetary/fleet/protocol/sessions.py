@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TypedDict
 
 import msgspec
 
@@ -26,6 +27,14 @@ WORKER_SESSION: Table = {
     (Phase.READY, "job replaced"): Phase.COMPILING,
 }
 """At the gateway. A session ends with the connection, in any phase."""
+
+
+class Named(TypedDict):
+    """The fields of a record that name a worker."""
+
+    worker: str
+    pid: int
+    node: str
 
 
 class WorkerSession(msgspec.Struct):
@@ -54,6 +63,10 @@ class WorkerSession(msgspec.Struct):
     identity: str = ""  # public key of the machine; "" in a local run, and without TLS
     invite: str = ""  # id of the invite it came with
     heard_at: float = 0.0  # arrival of the newest message other than a heartbeat
+
+    @property
+    def named(self) -> Named:
+        return {"worker": self.worker, "pid": self.pid, "node": self.node}
 
     @property
     def ready(self) -> bool:

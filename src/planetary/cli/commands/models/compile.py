@@ -41,10 +41,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the artifact to this file")
     parser.add_argument("--explain", action="store_true", help="list how each operation is differentiated, and stop")
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
-    parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="compiled steps (default: $PLANETARY_CACHE, else ~/.cache/planetary)"
-    )
+    add_output_arguments(parser)
     return parser
 
 
@@ -58,6 +55,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--role", action="append", default=[], metavar="NAME=ROLE", help="param, buffer, input, target, key or step"
+    )
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="compiled steps (default: $PLANETARY_CACHE, else ~/.cache/planetary)"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
-    from planetary.cli.commands.models.compile import add_model_arguments
+    from planetary.cli.commands.models.compile import add_model_arguments, add_output_arguments
     from planetary.cli.key_flags import add_key_flag, default_of
 
     parser = command_parser(
@@ -48,10 +47,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="X",
         help="end with exit code 3 if a deviation of the loss or of an update's norm, or the drift, is above this",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
-    parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="compiled steps (default: $PLANETARY_CACHE, else ~/.cache/planetary)"
-    )
+    add_output_arguments(parser)
     return parser
 
 

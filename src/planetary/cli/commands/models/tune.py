@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
-    from planetary.cli.commands.models.compile import add_model_arguments
+    from planetary.cli.commands.models.compile import add_model_arguments, add_output_arguments
 
     parser = command_parser(
         subparsers,
@@ -45,10 +45,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of the two finalists (default: 3)")
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps in each turn (default: 5)")
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
-    parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="compiled steps (default: $PLANETARY_CACHE, else ~/.cache/planetary)"
-    )
+    add_output_arguments(parser)
     return parser
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
-    from planetary.cli.node_flags import add_node_flags
+    from planetary.cli.node_flags import add_worker_flags
 
     parser = command_parser(
         subparsers,
@@ -27,10 +27,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         """,
         examples=["planetary worker --connect gateway.example:8080 --backend cuda --device-id 0 --token-file invite"],
     )
-    parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="the gateway's worker port")
-    parser.add_argument("--device-id", type=int, default=0, help="which device of the backend (default: 0)")
-    parser.add_argument("--worker-name", default="", help="name of this worker (default: NODE/DEVICE)")
-    add_node_flags(parser)
+    add_worker_flags(parser)
     return parser
 
 

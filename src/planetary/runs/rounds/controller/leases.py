@@ -255,9 +255,6 @@ class Leases:
                 lease=leases[0],
                 more=leases[1:],
                 task=task,
-                worker=worker.worker,
-                pid=worker.pid,
-                node=worker.node,
                 version=version,
                 ahead=start.ahead,
                 ahead_tokens=start.ahead_tokens,
@@ -265,6 +262,7 @@ class Leases:
                 mixes=start.mixes,
                 missed=start.missed,
                 early=early,
+                **worker.named,
             )
         )
         steps = desk.policy.steps_of(worker.worker, len(leases))
@@ -330,16 +328,7 @@ class Leases:
         train.loss = message.loss
         if not train.started:
             train.started = True
-            self._desk.append(
-                LeaseStarted(
-                    round=train.round,
-                    lease=train.leases[0],
-                    task=train.task,
-                    worker=worker.worker,
-                    pid=worker.pid,
-                    node=worker.node,
-                )
-            )
+            self._desk.append(LeaseStarted(round=train.round, lease=train.leases[0], task=train.task, **worker.named))
 
     def result(self, worker: Trainer, result: rm.TrainResult, event: Received, now: float) -> str | None:
         """Accept or reject a result. Returns None when the result is stale, "" when it counts, else the defect."""
@@ -365,15 +354,7 @@ class Leases:
         if defect:
             self._drop(event.attachment)
             self._desk.append(
-                DeltaRejected(
-                    round=train.round,
-                    lease=train.leases[0],
-                    task=train.task,
-                    worker=worker.worker,
-                    pid=worker.pid,
-                    node=worker.node,
-                    reason=defect,
-                )
+                DeltaRejected(round=train.round, lease=train.leases[0], task=train.task, reason=defect, **worker.named)
             )
             self.orphan(worker, train, defect, now)
             return defect
@@ -420,9 +401,6 @@ class Leases:
                 more=train.leases[1:trained],
                 untrained=train.leases[trained:],
                 task=train.task,
-                worker=worker.worker,
-                pid=worker.pid,
-                node=worker.node,
                 tokens=result.tokens,
                 loss=result.loss,
                 seconds=times.seconds,
@@ -433,6 +411,7 @@ class Leases:
                 through=result.through,
                 stale=self._topology.overlap.stale(train, self._desk.policy),
                 share=share,
+                **worker.named,
             )
         )
 

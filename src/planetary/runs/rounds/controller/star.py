@@ -66,15 +66,7 @@ class Star(Topology):
         if offer.why:
             sent = "relay" if offer.message.relay else offer.message.codec or "whole"
             self._desk.append(
-                ParametersSent(
-                    version=version,
-                    worker=worker.worker,
-                    pid=worker.pid,
-                    node=worker.node,
-                    form=sent,
-                    nbytes=offer.nbytes,
-                    why=offer.why,
-                )
+                ParametersSent(version=version, form=sent, nbytes=offer.nbytes, why=offer.why, **worker.named)
             )
         worker.version = version
         if worker.train is not None and worker.train.mixes == version:

@@ -34,8 +34,8 @@ from planetary.runs.rl.events import PolicyOfRun
 from planetary.runs.rl.preparation import PreparedPolicy
 from planetary.runs.rl.records import ReinforcementState
 from planetary.runs.rl.status import READER
+from planetary.runs.rounds.kept_metrics import trim_metrics
 from planetary.runs.rounds.metrics import RoundMetrics
-from planetary.runs.rounds.metrics_file import trim_metrics
 from planetary.runs.rounds.preparation.prepared_steps import UntrainedTensors, first_change
 from planetary.runs.rounds.preparation.run_step import record_of
 from planetary.runs.rounds.preparation.whole_versions import WholeVersions

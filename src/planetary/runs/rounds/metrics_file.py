@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
-from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
-from planetary.artifacts.store import write_atomically
 from planetary.machine.journal import Record
+from planetary.runs.rounds.kept_metrics import trim_metrics, write_lines
 from planetary.runs.rounds.metrics import RoundMetrics
 from planetary.runs.rounds.records import EvalFinished, RoundFinished, RoundMerged
 
@@ -75,20 +74,6 @@ def lines_at_resume(
     return stay, late + [line for line in agreed if line.round == until and evaluates]
 
 
-def trim_metrics(path: Path, round_: int, files: DurableFiles = DISK) -> list[RoundMetrics]:
-    """Drop the lines of rounds after `round_`, which will be trained again; return the others."""
-    if not path.exists():
-        return []
-    JsonLinesWriter(path, files).close()  # cuts off a torn last line
-    kept = [line for line in read_json_lines(path, RoundMetrics) if line.round <= round_]
-    _write_lines(path, kept, files)
-    return kept
-
-
-def _write_lines(path: Path, lines: Iterable[RoundMetrics], files: DurableFiles) -> None:
-    write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines), files)
-
-
 def resume_metrics(
     path: Path,
     records: Sequence[Record],
@@ -101,5 +86,5 @@ def resume_metrics(
     """Cut the file of metrics to the rounds that stay; see `lines_at_resume`, whose result it returns."""
     stay, late = lines_at_resume(records, trim_metrics(path, until, files), until, inner_steps, evaluates=evaluates)
     if path.exists():
-        _write_lines(path, stay, files)
+        write_lines(path, stay, files)
     return stay, late

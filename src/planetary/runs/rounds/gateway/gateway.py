@@ -43,8 +43,8 @@ from planetary.runs.rounds.gateway.checkpoints import RoundCheckpoints
 from planetary.runs.rounds.gateway.disk_room import DiskRoom
 from planetary.runs.rounds.gateway.status import status_of
 from planetary.runs.rounds.gateway.topology import GatewayTopology, StarGateway, topology_of
+from planetary.runs.rounds.kept_metrics import trim_metrics
 from planetary.runs.rounds.messages import ROUNDS
-from planetary.runs.rounds.metrics_file import trim_metrics
 from planetary.runs.rounds.news import TrainingNews
 from planetary.runs.rounds.preparation.budget import MachineSpeed
 from planetary.runs.rounds.preparation.machine_speed import fit_run, local_target, measure_speed

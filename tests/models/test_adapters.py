@@ -99,9 +99,8 @@ def trained(model: Model, steps: int) -> tuple[dict[str, np.ndarray], list[float
     return params, losses
 
 
-def check_training(model: Model, base: Mapping[str, np.ndarray]) -> None:
+def check_training(model: Model, base: Mapping[str, np.ndarray], start: Mapping[str, np.ndarray]) -> None:
     """Five steps of adapters equal those of a plain JAX loop over matrices of `base`, and lower the loss."""
-    start = model.start
 
     def loss(adapters: dict[str, jax.Array]) -> jax.Array:
         def block(i: int) -> dict[str, Any]:
@@ -147,7 +146,7 @@ def test_adapters_train_as_in_a_plain_jax_loop() -> None:
     }
     assert set(model.initial("buffer")) == {a.name for a in small_model().manifest.arguments if a.role == "param"}
     assert check_meaning(model).author == "framework"
-    check_training(model, model.initial("buffer"))
+    check_training(model, model.initial("buffer"), model.start)
 
 
 @pytest.mark.slow
@@ -203,7 +202,7 @@ def test_base_in_blocks_trains_as_its_values_in_jax(bits: int) -> None:
         error = np.linalg.norm(base[name] - value) / np.linalg.norm(value)
         assert 0 < error < {8: 0.007, 4: 0.1}[bits] if name in narrow else error == 0, name
 
-    check_training(model, base)
+    check_training(model, base, plain.start)
 
 
 @pytest.mark.slow

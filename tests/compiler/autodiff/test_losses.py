@@ -12,12 +12,22 @@ import numpy as np
 import pytest
 from vjp_oracle import run_stablehlo
 
+from planetary.artifacts.store import BlobStore
 from planetary.compiler import ir
 from planetary.compiler.autodiff import losses
 from planetary.compiler.autodiff.differentiate import load_for_differentiation, value_and_gradients
+from planetary.compiler.backends.artifact_manifest import read_manifest
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target
+from planetary.compiler.check.verify import verify_artifact
+from planetary.compiler.frontend.export import export_model
 from planetary.compiler.frontend.lowering import lower_with_rules
-from planetary.compiler.rewrites.normalise import before_differentiation
+from planetary.compiler.rewrites import normalise
+from planetary.compiler.step.train_step import build_train_step
 from planetary.models.layers import capped, cross_entropy, mean_of_counted
+from planetary.models.zoo import ZOO
+from planetary.runtime.executor import open_executor
+from planetary.runtime.host import host_features
 
 TOKENS, WIDTH, WORDS = (3, 7), 8, 37
 
@@ -69,7 +79,7 @@ def _arrays() -> tuple[Any, Any, Any]:
 def _tiled(text: str | bytes) -> tuple[str, list[str]]:
     with ir.new_context():
         module = load_for_differentiation(text)
-        before_differentiation(module)
+        normalise.before_differentiation(module)
         notes = losses.tile_large_losses(module)
         ir.verify(module)
         return ir.to_text(module), notes
@@ -148,6 +158,28 @@ def test_small_loss_stays_whole() -> None:
     assert _has_logits(text)
 
 
+@pytest.mark.compiles
+@pytest.mark.usefixtures("all_are_large")
+def test_compiled_step_with_tiles_is_the_references(tmp_path: Path) -> None:
+    """By IREE, with a tied table; the manifest has a note of the tiles."""
+    model = export_model(ZOO["gpt2"].source, ZOO["gpt2"].options("tiny"))
+    step, store = build_train_step(model), BlobStore(tmp_path)
+    host = Target("cpu", "host", host_features())
+    artifact = compile_artifact(step, host, store)
+    report = verify_artifact(
+        step,
+        artifact,
+        lambda artifact, spec: open_executor(store.path(artifact.digest), spec, backend="cpu"),
+        params=model.initial("param"),
+        buffers={},
+        local=host,
+    )
+    assert report.worst_error < 1
+    manifest = read_manifest(store, artifact.digest)
+    assert manifest is not None
+    assert manifest.notes == ("logits of 16 tokens and 32 words exist in tiles of 4 x 16",)
+
+
 NET = """
 import torch
 from torch.nn import functional
@@ -170,8 +202,6 @@ def loss(output, target):
 def test_pytorch_cross_entropy_is_recognised(tmp_path: Path) -> None:
     """With a tied table and labels that do not count."""
     import torch
-
-    from planetary.compiler.frontend.export import export_model
 
     (tmp_path / "net.py").write_text(NET)
     model = export_model(f"{tmp_path}/net.py:Net", {"batch_size": 3, "sequence_length": 7})

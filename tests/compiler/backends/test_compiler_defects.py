@@ -16,6 +16,7 @@ from planetary.compiler import ir
 from planetary.compiler.backends.pipeline import compiler_version
 from planetary.compiler.rewrites import normalise
 from planetary.compiler.rewrites.angles import reduce_angles
+from planetary.compiler.rewrites.bounds import bound_indices
 from planetary.compiler.rewrites.integers import narrow_integers
 from planetary.core.errors import CompileError
 
@@ -183,6 +184,15 @@ def test_converted_boolean_changes_sign_when_optimised() -> None:
     assert (found == -1).all(), f"{MENDED} the select in normalise.lookups_to_matmuls, a convert will do"
     found = run_here(rewritten(LOOKUP, normalise.lookups_to_matmuls), wanted, table, flags=flags)
     assert (found == 1).all()
+
+
+def test_a_gather_beyond_the_table_is_not_clamped() -> None:
+    """Of index vectors in a dimension of their own. It reads the memory behind the table; a scatter writes there."""
+    text = LOOKUP.replace("%wanted: tensor<8xi32>", "%wanted: tensor<8x1xi32>")
+    text = text.replace("(tensor<32x16xf32>, tensor<8xi32>)", "(tensor<32x16xf32>, tensor<8x1xi32>)")
+    wanted, table = np.arange(25, 33, dtype=np.int32)[:, None], np.ones((32, 16), np.float32)
+    assert not (run_here(text, wanted, table) == 1).all(), f"{MENDED} bounds.bound_indices"
+    assert (run_here(rewritten(text, bound_indices), wanted, table) == 1).all()
 
 
 NARROW_SUMS = """

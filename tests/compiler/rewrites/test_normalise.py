@@ -89,6 +89,14 @@ def test_other_gathers_stay() -> None:
         assert _rewritten(text, normalise.before_differentiation).count("gather") == text.count("gather") > 0
 
 
+def test_lookup_in_a_large_table_stays() -> None:
+    """One-hot rows of such a table would take as much memory as a model's logits."""
+    table, i = np.zeros((normalise.ONE_HOT_ROWS + 1, 2), np.float32), np.zeros((3,), np.int32)
+    for rows, gathers in ((table, 1), (table[1:], 0)):
+        text = _lower(lambda t, i: t.at[i].get(mode="clip"), rows, i)
+        assert _rewritten(text, normalise.before_differentiation).count('"stablehlo.gather"') == gathers
+
+
 def test_negate_becomes_a_subtraction() -> None:
     x = np.array([1.5, -2.0, np.inf], np.float32)
     text = _lower(lambda x: -x, x)

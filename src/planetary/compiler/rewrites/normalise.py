@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from planetary.compiler import ir, ops
 from planetary.compiler.rewrites.angles import reduce_angles
+from planetary.compiler.rewrites.bounds import bound_indices
 from planetary.compiler.rewrites.integers import narrow_integers
 from planetary.compiler.rewrites.powers import powers_by_parity
 from planetary.compiler.rewrites.precision import CONTRACTIONS
@@ -120,6 +121,7 @@ def before_differentiation(module: ir.Module) -> None:
     """Rewrite a model, in place, so the gradient consists of operations every target compiles well."""
     lookups_to_matmuls(module)
     picks_to_selects(module)
+    bound_indices(module)
 
 
 def for_target(module: ir.Module, label: ArtifactLabel, replaced: Sequence[int]) -> None:
@@ -161,12 +163,16 @@ def rewrite_for_iree(module: ir.Module) -> None:
     scale_for_each_reader(module)
 
 
+ONE_HOT_ROWS = 1024
+"""Lookups in a table of more rows stay gathers."""
+
+
 def lookups_to_matmuls(module: ir.Module) -> None:
-    """Turn `table[indices]` (a gather of whole rows of a float matrix) into `one_hot(indices) @ table`.
+    """Turn `table[indices]` (a gather of whole rows of a small float matrix) into `one_hot(indices) @ table`.
 
     Why: the gradient of a gather is a scatter-add, which IREE 3.13 runs one row after the other; that of a matmul is a
     matmul. On a CPU the whole step of the default model ran a third faster. The product costs as many operations as the
-    model's own head, and the one-hot rows as much memory as the logits: with 50,257 rows that is most of a step
+    model's own head, and the one-hot rows as much memory as the logits: with 50,257 rows that was most of a step
     (bench/results/cross_entropy.md). Meaning: a NaN or infinity anywhere in the table reaches every looked-up row
     instead of one row only.
     """
@@ -178,7 +184,7 @@ def lookups_to_matmuls(module: ir.Module) -> None:
 def _is_row_lookup(op: ir.Operation) -> bool:
     table, indices = op.operands
     shape, result = ir.shape_of(table), ir.shape_of(op.results[0])
-    if len(shape) != 2 or not ir.is_float_element(ir.element_of(table)):
+    if len(shape) != 2 or shape[0] > ONE_HOT_ROWS or not ir.is_float_element(ir.element_of(table)):
         return False
     numbers = ir.gather_numbers(op)
     collapsed = list(numbers.collapsed_slice_dims)

@@ -7,120 +7,15 @@ operations therefore clamp (after a gather) or mask (after a scatter).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from planetary.compiler import ir, ops
 from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule, rule_many
 from planetary.compiler.autodiff.rules import bodies
-from planetary.compiler.ir import Operation, Value
+from planetary.compiler.ir import Value
+from planetary.compiler.rewrites.bounds import Window, clamped, gather_window, in_bounds, scatter_window
 from planetary.core.errors import UnsupportedOpError
-
-
-@dataclass(frozen=True)
-class Window:
-    """Where the slices of a gather, or the updates of a scatter, lie in the operand.
-
-    Attributes:
-        offset: dimensions of the slices tensor that run inside a window.
-        collapsed: operand dimensions of window size 1 that are left out of the slices tensor.
-        operand_batch: operand dimensions that go with `indices_batch`, also left out.
-        indices_batch: dimensions of the indices that go with `operand_batch`.
-        index_map: operand dimension each component of an index vector moves along.
-        vector_dim: dimension of the indices that holds the index vectors (may be one past the last).
-        sizes: window size per operand dimension.
-    """
-
-    offset: list[int]
-    collapsed: list[int]
-    operand_batch: list[int]
-    indices_batch: list[int]
-    index_map: list[int]
-    vector_dim: int
-    sizes: list[int]
-
-    def gather_numbers(self) -> ir.Attribute:
-        return ir.gather_dimensions(
-            self.offset,
-            self.collapsed,
-            self.operand_batch,
-            self.indices_batch,
-            self.index_map,
-            self.vector_dim,
-        )
-
-    def scatter_numbers(self) -> ir.Attribute:
-        return ir.scatter_dimensions(
-            self.offset,
-            self.collapsed,
-            self.operand_batch,
-            self.indices_batch,
-            self.index_map,
-            self.vector_dim,
-        )
-
-
-def _gather_window(op: Operation, sizes: Sequence[int]) -> Window:
-    n = ir.gather_numbers(op)
-    return Window(
-        list(n.offset_dims),
-        list(n.collapsed_slice_dims),
-        list(n.operand_batching_dims),
-        list(n.start_indices_batching_dims),
-        list(n.start_index_map),
-        n.index_vector_dim,
-        list(sizes),
-    )
-
-
-def _scatter_window(op: Operation, operand: Value, updates: Value) -> Window:
-    n = ir.scatter_numbers(op)
-    offset = list(n.update_window_dims)
-    left_out = {*n.inserted_window_dims, *n.input_batching_dims}
-    window_shape = [ir.shape_of(updates)[d] for d in offset]
-    sizes = [1 if d in left_out else window_shape.pop(0) for d in range(len(ir.shape_of(operand)))]
-    return Window(
-        offset,
-        list(n.inserted_window_dims),
-        list(n.input_batching_dims),
-        list(n.scatter_indices_batching_dims),
-        list(n.scattered_dims_to_operand_dims),
-        n.index_vector_dim,
-        sizes,
-    )
-
-
-def _limits(window: Window, operand: Value, indices: Value) -> Value:
-    """The largest legal start index of each index component, in the shape of the indices."""
-    shape = ir.shape_of(operand)
-    element = ir.element_of(indices)
-    largest = [shape[d] - window.sizes[d] for d in window.index_map]
-    top = 2 ** (ir.width_of(element) - (0 if ir.is_unsigned(element) else 1)) - 1
-    row = ops.convert(ops.constant(np.asarray([min(n, top) for n in largest], np.int64)), element)
-    wide = ir.shape_of(indices)
-    if window.vector_dim == len(wide):
-        return ops.broadcast_scalar(ops.reshape(row, []), wide)
-    return ops.broadcast_in_dim(row, wide, [window.vector_dim])
-
-
-def _clamped(window: Window, operand: Value, indices: Value) -> Value:
-    low = ops.zeros_like(indices)
-    return ops.minimum(ops.maximum(indices, low), _limits(window, operand, indices))
-
-
-def _in_bounds(window: Window, operand: Value, indices: Value, updates: Value) -> Value:
-    """Booleans in the shape of the updates: whether their window lies inside the operand."""
-    above = ops.compare(indices, ops.zeros_like(indices), "GE")
-    below = ops.compare(indices, _limits(window, operand, indices), "LE")
-    each = ops.and_(above, below)
-    shape = ir.shape_of(indices)
-    if window.vector_dim < len(shape):
-        each = ops.reduce([each], [ops.scalar(ir.boolean(), 1)], [window.vector_dim], ops.binary_body("stablehlo.and"))[
-            0
-        ]
-    wide = ir.shape_of(updates)
-    return ops.broadcast_in_dim(each, wide, [d for d in range(len(wide)) if d not in window.offset])
 
 
 def _masked_gather(window: Window, source: Value, indices: Value, like: Value, inside: Value) -> Value:
@@ -136,7 +31,7 @@ def _masked_gather(window: Window, source: Value, indices: Value, like: Value, i
 @rule("stablehlo.gather")
 def _gather(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x, indices = site.inputs
-    window = _gather_window(site.op, ir.ints(site.op, "slice_sizes"))
+    window = gather_window(site.op, ir.ints(site.op, "slice_sizes"))
     return [_add_back(site, ct, x, indices, window), None]
 
 
@@ -149,13 +44,13 @@ def _dynamic_gather(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
         raise UnsupportedOpError(
             site.name, ir.location_text(site.op), "its slice sizes are computed; make them a constant"
         )
-    return [_add_back(site, ct, x, indices, _gather_window(site.op, [int(n) for n in known])), None, None]
+    return [_add_back(site, ct, x, indices, gather_window(site.op, [int(n) for n in known])), None, None]
 
 
 def _add_back(site: ReverseSite, ct: Value, x: Value, indices: Value, window: Window) -> Value:
     return ops.scatter(
         ops.zeros(x.type),
-        _clamped(window, x, indices),
+        clamped(window, x, indices),
         ct,
         window.scatter_numbers(),
         ops.binary_body("stablehlo.add"),
@@ -196,8 +91,8 @@ def _scatter(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contributio
             " overwrite have a rule; rewrite the update function with one of them",
         )
     x, indices, updates = site.inputs
-    window = _scatter_window(site.op, x, updates)
-    inside = _in_bounds(window, x, indices, updates)
+    window = scatter_window(site.op, x, updates)
+    inside = in_bounds(window, x, indices, updates)
     by_x, by_updates = _SCATTER_RULES[kind](site, ct, window, inside)
     return [by_x if site.needs[0] else None, None, by_updates if site.needs[2] else None]
 

@@ -35,6 +35,7 @@ from planetary.compiler.autodiff.differentiate import (
 from planetary.compiler.frontend import chlo
 from planetary.compiler.ir import Value
 from planetary.compiler.rewrites import normalise
+from planetary.compiler.rewrites.bounds import bound_indices
 from planetary.compiler.rewrites.precision import round_contractions
 from planetary.compiler.step import optimizers
 from planetary.compiler.step.accumulation import over_parts
@@ -348,6 +349,7 @@ class _Builder:
             normalise.picks_to_selects(module)
             if self._lookups:  # of the embedding; with capacity slots gathers are intended
                 normalise.lookups_to_matmuls(module)
+            bound_indices(module)
             main = ir.main_function(module)
             for name, spec in self._functions.items():
                 with ir.new_function(module, name, [_tensor(s) for s in spec.arguments]) as (arguments, finish):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from planetary.compiler.frontend.cross_entropy import linear_cross_entropy
 from planetary.compiler.frontend.export import export_loss
 from planetary.compiler.frontend.index_limits import index_limits
 from planetary.core.index_limits import IndexLimit, Interval
@@ -17,6 +18,7 @@ from planetary.models.layers import cross_entropy
 
 ROWS, CLASSES, EXAMPLES, LENGTH = 10, 4, 3, 6
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
+HIDDEN = np.ones((EXAMPLES, CLASSES), np.float32)
 TABLE = np.random.default_rng(0).standard_normal((ROWS, CLASSES)).astype(np.float32)
 
 
@@ -43,6 +45,7 @@ def limits_of(loss: Callable[..., Any], *batch: np.ndarray) -> dict[str, tuple[I
         (lambda p, x: picked(p["w"][:EXAMPLES], x).mean(), [(0, CLASSES - 1)]),
         (lambda p, x: cross_entropy(p["w"][:EXAMPLES], x), [(LOWEST, CLASSES - 1)]),
         (lambda p, x: (jax.nn.one_hot(x, ROWS) @ p["w"]).sum(), [(LOWEST, ROWS - 1)]),
+        (lambda p, x: linear_cross_entropy(HIDDEN, p["w"], x).sum(), [(LOWEST, ROWS - 1)]),
         (lambda p, x: jnp.where(x >= 0, picked(p["w"][:EXAMPLES], x), 0).sum(), [(LOWEST, CLASSES - 1)]),
         (lambda p, x: jnp.where(x >= 0, p["w"][jnp.where(x >= 0, x, 0), 0], 0).sum(), [(LOWEST, ROWS - 1)]),
         (lambda p, x: ((x != 255) * picked(p["w"][:EXAMPLES], x)).sum(), [(0, CLASSES - 1), (255, 255)]),

@@ -18,6 +18,7 @@ import numpy as np
 
 from planetary.compiler import ir
 from planetary.compiler.frontend.adapted_products import called_block
+from planetary.compiler.frontend.cross_entropy import LINEAR_CROSS_ENTROPY
 from planetary.compiler.frontend.export import Model
 from planetary.compiler.ir import Block, Operation, Value
 from planetary.core.index_limits import IndexLimit, Interval, Span
@@ -155,6 +156,8 @@ class _Walk:
             if op.name in ("func.return", "stablehlo.return"):
                 return operands
             if (body := called_block(op)) is not None:
+                if op.name == "stablehlo.composite" and ir.text(op, "name") == LINEAR_CROSS_ENTROPY:
+                    self._labels(op, operands[2])
                 self.calls.append(op)
                 results = self.follow(body, operands)
                 self.calls.pop()
@@ -278,6 +281,12 @@ class _Walk:
             for parts, whole, size in zip(operands[1:], ir.shape_of(op.operands[0]), sizes, strict=True):
                 for part in parts:
                     self._index(part, whole - size + 1, op)
+
+    def _labels(self, op: Operation, parts: _Parts) -> None:
+        """Record the labels of a loss whose loops over tiles of words hide that they are numbers of these."""
+        for part in parts:
+            if part is not None and part.name:
+                self._use(part, part.function, ir.shape_of(op.operands[1])[0], op, ignores_negative=True)
 
     def _index(self, part: _Elements | None, rows: int, op: Operation) -> None:
         if part is None or not part.name:

@@ -99,7 +99,9 @@ class Place:
         return self.get(f"/v1/jobs/{name}")
 
     def rounds(self, name: str) -> int:
-        return self.get(f"/v1/jobs/{name}/status").get("rounds_finished", 0)
+        """Return how many are finished, of a job that is training: after a kill its folder still tells of some."""
+        status = self.get(f"/v1/jobs/{name}/status")
+        return status["rounds_finished"] if status.get("state") == "training" else 0
 
     def workers(self) -> dict[str, str]:
         """Return connected workers by name: what each works for."""

@@ -85,7 +85,7 @@ def test_run_on_chats_equals_a_plain_loop(tmp_path: Path) -> None:
     )
     run = KillableRun(tmp_path / "run", tmp_path / "cache", example=str(settings), overrides=())
     try:
-        code, output, error = run.finish(250.0)
+        code, output, error = run.finish()
         assert code == 0, error
     finally:
         run.close()

@@ -84,7 +84,7 @@ def test_lease_trained_again_elsewhere_gives_the_same_bits(tmp_path: Path, runs:
         return runs[-1]
 
     calm = start("calm")
-    code, _, error = calm.finish(150.0)
+    code, _, error = calm.finish()
     assert code == 0, error
 
     disturbed = start("disturbed")
@@ -98,7 +98,7 @@ def test_lease_trained_again_elsewhere_gives_the_same_bits(tmp_path: Path, runs:
     accepted = disturbed.wait_for_event("delta_accepted", lease=started["lease"])
     assert (accepted["worker"], accepted["round"]) == (again["worker"], 1)
     node.resume()
-    code, _, error = disturbed.finish(150.0)
+    code, _, error = disturbed.finish()
     assert code == 0, error
 
     found, expected = (planetary.Run.open(tmp_path / name).params() for name in ("disturbed", "calm"))

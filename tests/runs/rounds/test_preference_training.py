@@ -47,7 +47,7 @@ def test_run_on_pairs_equals_a_plain_loop(tmp_path: Path) -> None:
     overrides = (f"train.sequence_length={LENGTH}", "train.micro_batches=1")
     run = KillableRun(tmp_path / "run", tmp_path / "cache", example=str(settings), overrides=overrides)
     try:
-        code, output, error = run.finish(250.0)
+        code, output, error = run.finish()
         assert code == 0, error
     finally:
         run.close()

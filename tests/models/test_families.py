@@ -260,6 +260,10 @@ def test_adapters_have_the_same_scores_in_peft(tmp_path: Path, kind: str) -> Non
         ({"model_type": "llama", "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ({"model_type": "phi3", "rope_scaling": {"type": "dynamic"}}, "rotary positions of type 'dynamic'"),
         ({"model_type": "phi3", "rope_scaling": {"type": "su", "short_factor": [1, 2]}}, "'longrope' lack long_factor"),
+        (
+            {"model_type": "phi3", "original_max_position_embeddings": 1, "rope_scaling": {"type": "longrope"}},
+            "take 2 tokens at least",
+        ),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ({"model_type": "gemma2", "layer_types": ["chunked"] * 2}, "layer_types is"),
         (

@@ -195,7 +195,7 @@ LONG = {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0], "long_fac
         ({"rope_type": "linear", "factor": 2.0}, 32),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}, 16),
-        (LONG | {"original_max_position_embeddings": 4}, 16),  # by the divisors for long texts
+        (LONG | {"original_max_position_embeddings": 4}, 16),  # divisors for long texts
         (LONG | {"original_max_position_embeddings": 16, "factor": 2.0}, 16),
     ],
 )

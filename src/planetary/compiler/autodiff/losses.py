@@ -257,7 +257,7 @@ def _counts_along(value: Value) -> int | None:
 
 
 _SPREADS = ("stablehlo.broadcast_in_dim", "stablehlo.reshape")
-_LOWEST = ("0xFF800000", "0xFFF0000000000000")  # with which JAX begins a maximum
+_LOWEST = ("0xFF800000", "0xFFF0000000000000")  # initial values of a maximum in JAX, float32 and float64
 
 
 def _row(value: Value) -> Value | None:

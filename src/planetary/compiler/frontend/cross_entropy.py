@@ -129,7 +129,7 @@ class Head:
         return jnp.where(is_new, logits, jnp.asarray(_HIDDEN, logits.dtype)), slope, hits
 
     def _blocks(self, x: Any) -> Any:
-        """Return `x` [N, …] by tiles' rows; those that the last tile has too many are zeros."""
+        """Return `x` [N, …] by the rows of tiles; surplus rows of the last tile are zeros."""
         padded = jnp.pad(x, ((0, -len(x) % self.tokens), *[(0, 0)] * (x.ndim - 1)))
         return padded.reshape(-1, self.tokens, *x.shape[1:])
 

@@ -81,6 +81,8 @@ def read_rope(published: Mapping[str, Any], n_position: int, theta: float, part:
     if kind == "longrope":  # the model's own key counts before that of the positions, as in transformers
         name = "original_max_position_embeddings"
         rope[name] = read_size({name: published.get(name) or rope.get(name) or n_position}, name)
+        if rope[name] < 2:  # the amplitude divides by its logarithm
+            raise UserError(f"{name} is {rope[name]}: rotary positions of type 'longrope' take 2 tokens at least")
         rope["factor"] = rope.get("factor") or n_position / rope[name]
     unknown = sorted(name for name, value in rope.items() if name not in _SCALINGS[kind] and value is not None)
     if unknown:

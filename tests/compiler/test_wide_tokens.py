@@ -91,7 +91,9 @@ def test_iree_computes_the_same_with_every_token_type(inputs: str, targets: str,
         return open_executor(tmp_path / "step.vmfb", step.spec, backend="cpu")
 
     verify_artifact(step, artifact, lambda *_: runner(), params=made.initial("param"), buffers={}, local=local)
+    assert step.spec.trial_bounds == (vocab, vocab)
     drawn = make_trial(step.spec, made.initial("param"), {})
+    assert all(2**15 < part.max() < vocab for part in drawn.batch)  # a trial reads the whole table
     high = [np.full(spec.shape, vocab - 1 - i, host_dtype(spec.dtype)) for i, spec in enumerate(step.spec.batch)]
     trial = msgspec.structs.replace(drawn, batch=high)
     expected, found = run_expected(step, trial), run_found(step.spec, runner(), trial)

@@ -55,6 +55,16 @@ class StepSpec(msgspec.Struct, frozen=True):
     stablehlo_digest: str  # sha256 of the portable artifact both functions were compiled from
     keys: tuple[TensorSpec, ...] = ()  # one tensor, ui32 [2 × micro-batches], if the model draws random numbers
     statistics: tuple[str, ...] = ()  # names of `params` whose new values the model gives, such as running means
+    table_rows: tuple[int, ...] = ()  # rows that each tensor of `batch` picks from; 0: it picks none
+
+    @property
+    def trial_bounds(self) -> tuple[int, ...]:
+        """Exclusive bounds of the integers of a trial, of each tensor of the batch.
+
+        A trial picks from whole tables. Where the graph shows none, integers are small: rows of most tables.
+        """
+        known = self.table_rows or (0,) * len(self.batch)
+        return tuple(2 if spec.dtype == "i1" else bound or 100 for spec, bound in zip(self.batch, known, strict=True))
 
     @property
     def trained(self) -> tuple[TensorSpec, ...]:

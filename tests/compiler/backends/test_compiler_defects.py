@@ -195,6 +195,15 @@ def test_a_gather_beyond_the_table_is_not_clamped() -> None:
     assert (run_here(rewritten(text, bound_indices), wanted, table) == 1).all()
 
 
+def test_rows_above_127_are_not_found_by_bytes() -> None:
+    """A gather takes unsigned bytes for signed ones, and unsigned numbers of 16 bits alike."""
+    text = LOOKUP.replace("32x16", "200x16").replace("%wanted: tensor<8xi32>", "%wanted: tensor<8x1xui8>")
+    text = text.replace("(tensor<200x16xf32>, tensor<8xi32>)", "(tensor<200x16xf32>, tensor<8x1xui8>)")
+    wanted, table = np.arange(120, 136, 2, np.uint8)[:, None], np.arange(3200, dtype=np.float32).reshape(200, 16)
+    assert not np.array_equal(run_here(text, wanted, table), table[wanted[:, 0]]), f"{MENDED} the cast in bounds._clamp"
+    np.testing.assert_array_equal(run_here(rewritten(text, bound_indices), wanted, table), table[wanted[:, 0]])
+
+
 NARROW_SUMS = """
 func.func @main(%x: tensor<512x256xf32>, %w: tensor<512x256xf32>) -> tensor<256x256xf32> {
   %0 = stablehlo.convert %x : (tensor<512x256xf32>) -> tensor<512x256xbf16>

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-PIPELINE_VERSION = 19  # raise when `rewrites` for IREE or the flags of a target change
+PIPELINE_VERSION = 20  # raise when `rewrites` for IREE or the flags of a target change
 
 LATEST_CHOICE = "latest choice of flags"  # the key of it: artifacts of another choice may be made anew
 

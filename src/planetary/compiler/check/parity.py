@@ -66,19 +66,19 @@ class Parity(msgspec.Struct, frozen=True):
 def random_batches(spec: StepSpec, steps: int, seed: int) -> list[list[np.ndarray]]:
     """Return the arrays of `spec.train_batch` for each step, a function of `seed` and their signature alone.
 
-    Integers are below 100, so they are indices into most tables; floats are standard normal.
+    Integers are below `spec.trial_bounds`; floats are standard normal.
     """
     if steps < 1:
         raise UserError(f"parity needs at least 1 step, found {steps}")
     rng = np.random.default_rng(seed)
 
-    def data(tensor: TensorSpec) -> np.ndarray:
+    def data(tensor: TensorSpec, below: int) -> np.ndarray:
         if tensor.dtype in ROUNDING:
             return to_host_dtype(rng.standard_normal(tensor.shape, np.float32), tensor.dtype)
-        highest = 2 if tensor.dtype == "i1" else 100
-        return rng.integers(0, highest, tensor.shape).astype(tensor.zeros().dtype)
+        return rng.integers(0, below, tensor.shape).astype(tensor.zeros().dtype)
 
-    return [[data(tensor) for tensor in spec.train_batch] for _ in range(steps)]
+    bounds = (*spec.trial_bounds, *(100 for _ in spec.keys))
+    return [[data(*one) for one in zip(spec.train_batch, bounds, strict=True)] for _ in range(steps)]
 
 
 def trace(

@@ -228,7 +228,7 @@ CLEARLY_WITHIN = 0.1
 MOST_FLOAT32_NOISE = 0.02
 """Largest accepted error from measured rounding, as a part of a tensor's change: ten times the plain tolerance."""
 _TRIAL_SCALARS = (np.array(TRIAL_STEP, np.int32), np.array(TRIAL_RATE, np.float32))
-_REFERENCE = "reference 3 "  # prefix of a step's digest: the key of the reference of its artifacts
+_REFERENCE = "reference 4 "  # prefix of a step's digest: the key of the reference of its artifacts
 
 
 def verify_artifact(

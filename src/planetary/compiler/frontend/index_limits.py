@@ -115,6 +115,22 @@ class _Found:
 
 def index_limits(model: Model) -> dict[str, tuple[IndexLimit, ...]]:
     """Return the limits of the integer arguments of a batch, by name; an argument that is no index has none."""
+    integers, found = _follow(model)
+    return {name: limits for name, kind in integers.items() if (limits := _limits(name, kind, found))}
+
+
+def table_rows(model: Model) -> dict[str, int]:
+    """Return the rows of the smallest table that each integer argument of a batch picks from, by name."""
+    integers, found = _follow(model)
+    return {
+        name: min([int(np.iinfo(kind).max) + 1, *(use.rows for use in found.uses[name])])
+        for name, kind in integers.items()
+        if name in found.uses
+    }
+
+
+def _follow(model: Model) -> tuple[dict[str, np.dtype], _Found]:
+    """Return the types of the integer arguments of a batch, by name, and the uses of them."""
     with ir.new_context():
         module = ir.parse_module(model.located or model.stablehlo)  # operations do not keep the module alive
         block = ir.entry_block(ir.main_function(module))
@@ -128,7 +144,7 @@ def index_limits(model: Model) -> dict[str, tuple[IndexLimit, ...]]:
         ]
         found = _Found()
         _Walk({}, found).follow(block, given)
-        return {name: limits for name, kind in integers.items() if (limits := _limits(name, kind, found))}
+        return integers, found
 
 
 # --- the walk -----------------------------------------------------------------------------------------------

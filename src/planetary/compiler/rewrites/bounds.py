@@ -149,8 +149,8 @@ def bound_indices(module: ir.Module) -> None:
 def _clamp(op: Operation) -> None:
     x, indices = op.operands
     window = gather_window(op, ir.ints(op, "slice_sizes"))
-    if window.index_map:
-        op.operands[1] = clamped(window, x, indices)
+    if window.index_map:  # IREE's gather takes ui8 and ui16 for signed ones
+        op.operands[1] = clamped(window, x, _at_least_32_bits(indices))
 
 
 def _drop(op: Operation) -> None:

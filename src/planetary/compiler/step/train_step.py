@@ -19,6 +19,7 @@ from planetary.compiler.autodiff.differentiate import (
 from planetary.compiler.autodiff.losses import tile_large_losses
 from planetary.compiler.frontend import chlo
 from planetary.compiler.frontend.export import Model
+from planetary.compiler.frontend.index_limits import table_rows
 from planetary.compiler.frontend.manifest import EVALUATION, LOSS, Manifest, Role
 from planetary.compiler.ir import Value
 from planetary.compiler.rewrites import normalise
@@ -121,6 +122,7 @@ def _build(model: Model, options: StepOptions, transform: optimizers.Transform) 
         ir.verify(module)
         text = ir.to_text(module)
         portable = ir.to_portable_artifact(module)  # last: it turns the module into the versioned dialect
+    rows = table_rows(model)
     spec = StepSpec(
         model=manifest.model,
         params=(*params, *statistics),
@@ -130,6 +132,7 @@ def _build(model: Model, options: StepOptions, transform: optimizers.Transform) 
         stablehlo_digest=hashlib.sha256(portable).hexdigest(),
         keys=keys,
         statistics=tuple(spec.name for spec in statistics),
+        table_rows=tuple(rows.get(spec.name, 0) for spec in batch),
     )
     notes = (*model.notes, *([note] if note else []), *graph.notes)
     return TrainStep(text, spec, portable, graph.plans[0] if graph.plans else None, notes)

@@ -116,7 +116,7 @@ def draw_trial(spec: StepSpec, values: Mapping[str, ParameterValues], buffers: M
 
     Parameters are drawn from `values` plus noise, so no gradient vanishes. The optimizer's state is positive and away
     from zero: from a zero state, Adam's first update is the sign of the gradient, which rounding decides where the
-    gradient is nearly zero. Integers of a batch are small, so they are indices into most tables.
+    gradient is nearly zero. Integers of a batch are below `StepSpec.trial_bounds`.
     """
 
     def words(tensor: TensorSpec, use: str) -> np.ndarray:
@@ -139,19 +139,18 @@ def draw_trial(spec: StepSpec, values: Mapping[str, ParameterValues], buffers: M
         drawn = 1e-3 + 1e-3 * uniform(words(tensor, "state"))
         return to_host_dtype(drawn.astype(np.float32), tensor.dtype).reshape(tensor.shape)
 
-    def data(tensor: TensorSpec) -> np.ndarray:
+    def data(tensor: TensorSpec, below: int) -> np.ndarray:
         drawn = words(tensor, "batch")
         if tensor.dtype in ROUNDING:
             return to_host_dtype(normal(drawn), tensor.dtype).reshape(tensor.shape)
-        below = np.uint64(2 if tensor.dtype == "i1" else 100)
-        return (drawn % below).astype(tensor.zeros().dtype).reshape(tensor.shape)
+        return (drawn % np.uint64(below)).astype(tensor.zeros().dtype).reshape(tensor.shape)
 
     return Trial(
         params={tensor.name: noisy(tensor) for tensor in spec.params},
         buffers={tensor.name: buffers[tensor.name] for tensor in spec.buffers},
         opt_state={tensor.name: state(tensor) for tensor in spec.opt_state},
-        batch=[data(tensor) for tensor in spec.batch],
-        keys=[data(tensor) for tensor in spec.keys],
+        batch=[data(tensor, below) for tensor, below in zip(spec.batch, spec.trial_bounds, strict=True)],
+        keys=[data(tensor, 100) for tensor in spec.keys],
     )
 
 

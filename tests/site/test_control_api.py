@@ -16,6 +16,7 @@ import tomllib
 import urllib.parse
 from pathlib import Path
 from pkgutil import iter_modules
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -40,8 +41,10 @@ from planetary.run.processes.announcement import Announcement
 from planetary.runs.serve.http import requests
 from planetary.site import api
 from planetary.site.api.event_streams import event_lines
+from planetary.site.api.job_operations import status_of
 from planetary.site.config import ControllerOptions, Controllers, load_site
 from planetary.site.gateway_process import HostOptions, host_site
+from planetary.site.jobs import JobState
 from planetary.site.site import SiteOptions
 from planetary.web import http_server
 from planetary.web.access import Access, AccessTokens, Scope
@@ -346,6 +349,22 @@ def test_artifacts_and_steps_need_no_reader_of_the_kind(tmp_path: Path) -> None:
         status = await site.get("/v1/jobs/toy/status")
         assert status.status_code == 400
         assert "the kind of run 'comet' is not known here" in message_of(status)
+
+    run(tmp_path, test)
+
+
+def test_a_job_to_be_resumed_is_preparing_whatever_its_folder_says(tmp_path: Path) -> None:
+    """What the journal of a killed process tells last is not the state of a job that nobody runs yet."""
+
+    async def test(site: Running) -> None:
+        await site.submit(workers=1)
+        site.join("w/0", answers=True)
+        await site.until_state("toy", "finished")
+        job, nobody = site.site.book.jobs["toy"], SimpleNamespace(runs={})
+        assert (await status_of(nobody, job)).state == "finished"  # type: ignore[arg-type]
+        to_resume = msgspec.structs.replace(job, state=JobState.RUNNING)
+        left = await status_of(nobody, to_resume)  # type: ignore[arg-type]
+        assert (left.state, left.stage, left.ended_at) == ("preparing", "running", None)
 
     run(tmp_path, test)
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from starlette.responses import Response
 
 from planetary.core.bounded_text import toml_tables
@@ -124,7 +125,9 @@ async def status_of(site: Site, job: Job) -> RunStatus:
     if not (Path(job.folder) / EVENTS).exists():
         state = "preparing" if not job.over else "stopped" if job.state is JobState.CANCELLED else "failed"
         return RunStatus(run=job.job, state=state, stage=job.state.value, message=job.reason)
-    return await asyncio.to_thread(status_source(job.folder))
+    seen = await asyncio.to_thread(status_source(job.folder))
+    # A folder does not know that its process is gone: what it tells last of a job to be resumed is not its state.
+    return seen if job.over else msgspec.structs.replace(seen, state="preparing", stage=job.state.value, ended_at=None)
 
 
 def _checked(

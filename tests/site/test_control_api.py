@@ -353,7 +353,7 @@ def test_artifacts_and_steps_need_no_reader_of_the_kind(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_job_to_be_resumed_is_preparing_whatever_its_folder_says(tmp_path: Path) -> None:
+def test_a_job_to_be_resumed_is_preparing(tmp_path: Path) -> None:
     """What the journal of a killed process tells last is not the state of a job that nobody runs yet."""
 
     async def test(site: Running) -> None:

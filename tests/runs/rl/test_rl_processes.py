@@ -196,6 +196,7 @@ CHATML = (
 )
 
 
+@pytest.mark.soak  # minutes; rollouts/test_chats.py has the dialogues, the tests above the processes
 def test_a_policy_calls_tools_in_chats(tmp_path: Path, shared_cache: Path) -> None:
     """It imitates a call of a tool until it samples calls, whose answers a dialogue goes on with."""
     tokenizer = tokenizer_folder(tmp_path / "tokenizer", CHATML)

@@ -72,16 +72,14 @@ def moment_bytes(config: LatentMoeConfig, slots: int) -> int:
 def compute(config: LatentMoeConfig, rank: int) -> None:
     """Print measured and expected ratios to a composer that has all experts."""
     count, width = config.n_expert, config.n_hidden
+    config = replace(config, n_active=count)  # the formulas are linear in the experts a token chooses; all, here
     whole = ComposerShape(count, 0, BATCH)
     all_flops = expert_flops(config, whole)
     all_bytes = state_bytes(composer_program(config, whole, OPTIONS), ".experts.")
     all_moments = moment_bytes(config, count)
     print(f"experts of all {count}: {all_flops / 1e9:.3f} GFLOP a step, {all_bytes / 1e6:.2f} MB of weights, ", end="")
     print(f"{all_moments / 1e6:.2f} MB of the optimizer's state")
-    # Every expert is computed for every token, and so are all surrogates: all experts are active ones.
-    dense = {
-        detach: shape_of("", replace(config, n_active=count), rank=rank, detach=detach) for detach in (True, False)
-    }
+    dense = {detach: shape_of("", config, rank=rank, detach=detach) for detach in (True, False)}
     for composers in (2, 4, 8):
         slots = count // composers
         for name, options, ratio in (

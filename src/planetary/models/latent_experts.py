@@ -1,7 +1,7 @@
 """Routing and experts of a LatentMoE layer: gates, real experts, and surrogates for those that live elsewhere.
 
 N = tokens, C = width, E = routed experts of the model, S = experts that are here (all of them, or a composer's
-slots), K = experts per token, L = latent width, F = width inside an expert, R = rank of a surrogate.
+slots), K = experts per token, L = latent width, F = width inside an expert, R = rank of a surrogate, M = blocks.
 
 An expert maps the latent width to itself: `relu(u up)² down`, or SwiGLU `silu(u gate) · (u up)` then `down` (PARALLAX,
 4.2; Elango et al. 2026). A surrogate is a narrow expert of the same form.
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from planetary.compiler.frontend.markers import custom_vjp, stop_gradient
+from planetary.models.expert_blocks import Blocks, blocks_of
 from planetary.models.initial import Params
 from planetary.models.latent_moe_config import Selection
 from planetary.models.layers import softmax
@@ -112,54 +113,80 @@ def narrow_experts(a: jax.Array, b: jax.Array) -> Params:
     return {"up": a, "down": b} if a.shape[2] == rank else {"gate": a[..., :rank], "up": a[..., rank:], "down": b}
 
 
-def slot_capacity(tokens: int, active: int, experts: int, factor: float) -> int:
-    """Return how many tokens an expert takes: `factor` times the even share, at most all of them."""
-    return max(1, min(tokens, -int(-tokens * active * factor // experts)))
-
-
-def mixture_in_slots(experts: Params, u: jax.Array, gates: jax.Array, active: int, capacity: int) -> jax.Array:
-    """Return the result of `mixture`, computing an expert only for the tokens that chose it, `capacity` at most.
-
-    Of more tokens the later ones lose that expert. Rows travel by gathers alone, forward and backward: the gradient of
-    a gather would be a scatter, but each direction has the other's map.
+def sparse_mixture(experts: Params, u: jax.Array, gates: jax.Array, active: int, capacity: int) -> jax.Array:
+    """Return the result of `mixture`, computing an expert only for tokens that chose it where that is quicker.
 
     Args:
         experts: weights [S, ...].
         u: [N, L].
         gates: [N, S], at most `active` of a row above 0.
         active: K.
-        capacity: tokens per expert.
+        capacity: tokens that an expert takes; of more, the later ones lose it. N: no token does.
+    """
+    tokens, width = u.shape
+    blocks = blocks_of(tokens, active, gates.shape[1], capacity)
+    weights = sum(value.size for value in experts.values()) // gates.shape[1]
+    dense = Blocks(gates.shape[1], tokens).cost(weights)
+    if capacity >= tokens and dense <= blocks.cost(weights, width):
+        return mixture(experts, u, gates)
+    return mixture_in_blocks(experts, u, gates, blocks, active=active, capacity=capacity)
+
+
+def mixture_in_blocks(
+    experts: Params, u: jax.Array, gates: jax.Array, blocks: Blocks, *, active: int, capacity: int
+) -> jax.Array:
+    """Return Σ_s gates[:, s] · E_s(u) [N, L], computed in blocks of rows of one expert each; rows left over are zeros.
+
+    No token is dropped below `capacity` (Gale et al. 2022, MegaBlocks, arXiv:2211.15841, section 4). Rows travel by
+    gathers alone, forward and backward: the gradient of a gather would be a scatter, but each direction has the other's
+    map.
+
+    Args:
+        experts: weights [S, ...].
+        u: [N, L].
+        gates: [N, S], at most `active` of a row above 0.
+        blocks: from `blocks_of`.
+        active: K.
+        capacity: as for `sparse_mixture`.
     """
     tokens, count = gates.shape
     fixed = stop_gradient(gates)
     chosen = fixed > 0
     places = jnp.cumsum(jnp.where(chosen, 1, 0), axis=0) - 1  # place of a token among its expert's [N, S]
-    # The chosen tokens' numbers sort before the others', which are moved up by N.
-    numbers = jnp.where(chosen, 0, tokens) + jnp.arange(tokens)[:, None]
-    token_of = jnp.minimum(jax.lax.sort(numbers.T.astype(jnp.int32), dimension=1)[:, :capacity], tokens)  # [S, cap]
+    taken = jnp.minimum(jnp.sum(jnp.where(chosen, 1, 0), axis=0), capacity)  # [S]
+    ends = jnp.cumsum((taken + blocks.size - 1) // blocks.size)  # block behind an expert's last one [S]
+    starts = jnp.concatenate([jnp.zeros((1,), ends.dtype), ends[:-1]]) * blocks.size
+    block = jnp.arange(blocks.count, dtype=ends.dtype)
+    expert_of = jnp.minimum(jnp.sum((ends[None, :] <= block[:, None]).astype(jnp.int32), axis=1), count - 1)  # [M]
     slots = jax.lax.top_k(fixed, min(active, count))[1]  # [N, K']
     place = jnp.take_along_axis(places, slots, axis=1)
     valid = jnp.take_along_axis(chosen, slots, axis=1) & (place < capacity)
-    row_of = jnp.where(valid, slots * capacity + place, count * capacity).astype(jnp.int32)  # [N, K']
+    row_of = jnp.where(valid, starts[slots] + place, blocks.rows).astype(jnp.int32)  # [N, K']
+    numbers = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32)[:, None], row_of.shape)
+    token_of = jnp.full((blocks.rows,), tokens, jnp.int32).at[row_of].set(numbers, mode="drop")
 
     def spread_back(arguments: tuple[jax.Array, ...], results: jax.Array, gradient: jax.Array) -> tuple[object, ...]:
-        return jnp.sum(_rows(gradient.reshape(-1, gradient.shape[-1]), arguments[2]), axis=1), None, None
+        return jnp.sum(_rows(gradient, arguments[2]), axis=1), None, None
 
     spread = custom_vjp(lambda values, tokens_, rows_: _rows(values, tokens_), spread_back)
 
     def collect_back(arguments: tuple[jax.Array, ...], results: jax.Array, gradient: jax.Array) -> tuple[object, ...]:
-        return _rows(gradient, arguments[1]).reshape(arguments[0].shape), None, None
+        return _rows(gradient, arguments[1]), None, None
 
     collect = custom_vjp(lambda values, tokens_, rows_: jnp.sum(_rows(values, rows_), axis=1), collect_back)
-    # Gates go the same way as inputs, one column per slot, so their gradient needs no scatter either.
-    own = jnp.eye(count, dtype=gates.dtype)
-    routed = jnp.einsum("sct,st->sc", spread(gates, token_of, row_of), own)
-    hidden = hidden_units(experts, spread(u, token_of, row_of), "scl,slf->scf") * routed[:, :, None]
-    outputs = jnp.einsum("scf,sfl->scl", hidden, experts["down"])
-    return collect(outputs.reshape(count * capacity, -1), token_of, row_of)
+    # Gates go the same way as inputs, so their gradient needs no scatter either.
+    own = (expert_of[:, None] == jnp.arange(count)[None, :]).astype(gates.dtype)  # [M, S]
+    shape = (blocks.count, blocks.size)
+    routed = jnp.einsum("mbs,ms->mb", spread(gates, token_of, row_of).reshape(*shape, count), own)
+    here = {name: value.at[expert_of].get(mode="promise_in_bounds") for name, value in experts.items()}
+    read = spread(u, token_of, row_of).reshape(*shape, u.shape[1])
+    hidden = hidden_units(here, read, "mbl,mlf->mbf") * routed[:, :, None]
+    outputs = jnp.einsum("mbf,mfl->mbl", hidden, here["down"])
+    return collect(outputs.reshape(blocks.rows, -1), token_of, row_of)
 
 
 def _rows(values: jax.Array, index: jax.Array) -> jax.Array:
     """Rows of `values` [M, ...] by number; M stands for a row of zeros."""
     padded = jnp.concatenate([values, jnp.zeros((1, *values.shape[1:]), values.dtype)])
-    return padded[index]
+    # Of three dimensions, so that these gathers of few rows do not become products (`normalise.lookups_to_matmuls`).
+    return padded[:, None].at[index].get(mode="promise_in_bounds")[..., 0, :]

@@ -22,14 +22,14 @@ import numpy as np
 from planetary.compiler.frontend.markers import stop_gradient
 from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.decoder_config import longest_text
+from planetary.models.expert_blocks import capacity_of
 from planetary.models.initial import Params, draw, normal, ones
 from planetary.models.latent_experts import (
     mixture,
-    mixture_in_slots,
     narrow_experts,
     router_gates,
     router_probabilities,
-    slot_capacity,
+    sparse_mixture,
     used_weights,
 )
 from planetary.models.latent_moe_config import LatentMoeConfig
@@ -183,12 +183,13 @@ def forward(
 
 
 def real_mixture(experts: Params, u: jax.Array, gates: jax.Array, config: LatentMoeConfig) -> jax.Array:
-    """Return the weighted sum of the real experts that are here, dense or in slots as configured."""
-    weights = used_weights(experts, config.ternary)
-    if not config.capacity:
-        return mixture(weights, u, gates)
-    capacity = slot_capacity(u.shape[0], config.n_active, config.n_expert, config.capacity)
-    return mixture_in_slots(weights, u, gates, config.n_active, capacity)
+    """Return the weighted sum of the real experts that are here."""
+    return _sparse(used_weights(experts, config.ternary), u, gates, config)
+
+
+def _sparse(weights: Params, u: jax.Array, gates: jax.Array, config: LatentMoeConfig) -> jax.Array:
+    capacity = capacity_of(u.shape[0], config.n_active, config.n_expert, config.capacity)
+    return sparse_mixture(weights, u, gates, config.n_active, capacity)
 
 
 def apply(params: Params, tokens: jax.Array, config: LatentMoeConfig) -> jax.Array:
@@ -231,12 +232,9 @@ def composer_mixture(
 
     def stand_ins(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
         a, b = stop_gradient(held[layer]["a"]), stop_gradient(held[layer]["b"])
-        read = stop_gradient(u) if detach else u
-        if config.capacity and b.shape[1] >= config.n_hidden:
-            # As large as experts: for all tokens they would cost as much as slots save.
-            capacity = slot_capacity(u.shape[0], config.n_active, config.n_expert, config.capacity)
-            return mixture_in_slots(narrow_experts(a, b), read, gates, config.n_active, capacity)
-        return mixture(narrow_experts(a, b), read, gates)
+        # Narrow ones are cheap: they drop no token, whatever the capacity of experts is.
+        limits = config if b.shape[1] >= config.n_hidden else msgspec.structs.replace(config, capacity=0.0)
+        return _sparse(narrow_experts(a, b), stop_gradient(u) if detach else u, gates, limits)
 
     def mix(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
         ownership = held[layer].get("ownership")
@@ -310,9 +308,11 @@ def decode_real(params: Params, tokens: jax.Array, context: Context, *, config: 
     """Return logits where `context` wants them, with real experts, none of which has a limit: no text depends on those
     beside it.
     """
-    config = msgspec.structs.replace(config, capacity=0.0)
-    layers = params["layers"]
-    return forward(params, tokens, config, lambda i, u, g: real_mixture(layers[i]["experts"], u, g, config), context)[0]
+
+    def mix(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
+        return mixture(used_weights(params["layers"][layer]["experts"], config.ternary), u, gates)
+
+    return forward(params, tokens, config, mix, context)[0]
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:

@@ -299,7 +299,7 @@ def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
     if moe.rank >= model.n_hidden:
         found.append(
             f"moe.rank = {moe.rank} is not below the experts' width {model.n_hidden}: surrogates are as large as the "
-            "experts" + ("" if model.capacity else ", and computed for every token without model.options.capacity")
+            "experts"
         )
     if moe.ownership == "load-aware" and not config.model.weights:
         found.append(

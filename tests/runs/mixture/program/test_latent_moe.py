@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 from lockstep_trainer import open_on_iree
 from moe_support import TINY, Built, build, worker
+from vjp_oracle import run_stablehlo
 
+from planetary.compiler.autodiff.differentiate import value_and_gradients
 from planetary.compiler.backends.targets import Target
 from planetary.core.errors import LocalProtocolError, UserError
 from planetary.models import latent_experts, latent_moe
+from planetary.models.expert_blocks import Blocks, blocks_of, capacity_of
 from planetary.models.initial import count
 from planetary.models.latent_moe import LatentMoeConfig, composer_forward, loss_fn
 from planetary.runs.mixture.cost.cost import REPORT_20B, REPORT_176B, one_expert_params
@@ -146,8 +150,7 @@ def test_ternary_swiglu_experts_have_gradients() -> None:
 
 @pytest.mark.parametrize("rank", [3, TINY.n_hidden], ids=["surrogates", "copies"])
 @pytest.mark.slow
-def test_slots_for_all_tokens_equal_the_dense_mixture(rank: int) -> None:
-    """Copies are computed in slots, as the experts are that they stand for."""
+def test_capacity_for_all_tokens_equals_no_capacity(rank: int) -> None:
     dense, roomy = (
         build(msgspec.structs.replace(TINY, capacity=c), slots=2, rank=rank, detach=False) for c in (0.0, 100.0)
     )
@@ -157,17 +160,84 @@ def test_slots_for_all_tokens_equal_the_dense_mixture(rank: int) -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
 
 
-@pytest.mark.slow
-def test_slots_that_are_full_drop_the_later_tokens() -> None:
+def drawn_mixture(
+    tokens: int, experts: int, active: int, *, swiglu: bool = False, width: int = 4, hidden: int = 6, seed: int = 0
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Return weights, inputs and gates; expert 0 is chosen by nobody, the last one by every second token."""
+    rng = np.random.default_rng(seed)
+    up, gate = (rng.standard_normal((experts, width, hidden)).astype(np.float32) for _ in range(2))
+    down = rng.standard_normal((experts, hidden, width)).astype(np.float32)
+    gates = np.zeros((tokens, experts), np.float32)
+    for token in range(tokens):
+        wanted = rng.choice(np.arange(1, experts), active, replace=False)
+        wanted[0] = experts - 1 if token % 2 == 0 and experts - 1 not in wanted else wanted[0]
+        gates[token, wanted] = rng.random(active) + 0.1
+    weights = {"up": up, "down": down} | ({"gate": gate} if swiglu else {})
+    return weights, rng.standard_normal((tokens, width)).astype(np.float32), gates
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize(("tokens", "experts", "active", "size"), [(13, 5, 2, 4), (40, 9, 1, 1), (9, 4, 3, 16)])
+def test_blocks_have_values_and_gradients_of_every_expert(
+    tokens: int, experts: int, active: int, size: int, swiglu: bool
+) -> None:
+    """Whatever tokens choose, none is dropped: of JAX's own gradient of the dense sum, by our differentiation."""
+    given = drawn_mixture(tokens, experts, active, swiglu=swiglu)
+    blocks = Blocks((tokens * active + experts * (size - 1)) // size, size)
+
+    def loss(weights: Any, u: Any, gates: Any, *, sparse: bool) -> Any:
+        if sparse:
+            y = latent_experts.mixture_in_blocks(weights, u, gates, blocks, active=active, capacity=tokens)
+        else:
+            y = latent_experts.mixture(weights, u, gates)
+        return jnp.sum(y * jnp.cos(jnp.arange(y.size).reshape(y.shape)))
+
+    chosen = given[2] > 0
+    text = jax.jit(functools.partial(loss, sparse=True), keep_unused=True).lower(*given).as_text()
+    leaves, tree = jax.tree.flatten(given)
+    value, *gradients = run_stablehlo(value_and_gradients(text, range(len(leaves))), leaves)
+    expected = jax.value_and_grad(functools.partial(loss, sparse=False), argnums=(0, 1, 2))(*given)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-5)
+    found = jax.tree.unflatten(tree, gradients)
+    for ours, theirs in zip(jax.tree.leaves(found[:2]), jax.tree.leaves(expected[1][:2]), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[2][chosen], np.asarray(expected[1][2])[chosen], rtol=1e-4, atol=1e-5)
+    assert (found[2][~chosen] == 0).all()  # an expert that was not chosen is not computed
+
+
+def test_an_expert_that_is_full_loses_the_later_tokens() -> None:
     rng = np.random.default_rng(0)
     up, down, u = (rng.standard_normal(s).astype(np.float32) for s in ((1, 4, 6), (1, 6, 4), (5, 4)))
     experts, gates = {"up": up, "down": down}, np.ones((5, 1), np.float32)
+    experts = {name: jnp.asarray(value) for name, value in experts.items()}
     full = latent_experts.mixture(experts, u, gates)
-    found = latent_experts.mixture_in_slots(experts, u, gates, active=1, capacity=3)
+    found = latent_experts.sparse_mixture(experts, u, gates, active=1, capacity=3)
     np.testing.assert_allclose(found[:3], full[:3], rtol=1e-5)
     assert (np.asarray(found[3:]) == 0).all()
-    assert latent_experts.slot_capacity(512, 4, 16, 1.5) == 192
-    assert latent_experts.slot_capacity(512, 4, 4, 1.5) == 512
+    assert capacity_of(512, 4, 16, 1.5) == 192
+    assert capacity_of(512, 4, 4, 1.5) == 512
+    assert capacity_of(512, 4, 16, 0.0) == 512
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 16_384])
+@pytest.mark.parametrize("experts", [1, 8, 128])
+@pytest.mark.parametrize("capacity", [1, 7, 16_384])
+def test_blocks_hold_the_worst_choice(tokens: int, experts: int, capacity: int) -> None:
+    capacity, choices = min(tokens, capacity), tokens * min(2, experts)
+    blocks = blocks_of(tokens, 2, experts, capacity)
+    rng, worst = np.random.default_rng(0), 0
+    for _ in range(100):
+        loads = rng.integers(0, capacity + 1, experts)
+        loads = (
+            np.minimum(loads, capacity)
+            if rng.random() < 0.5
+            else np.minimum(loads // blocks.size * blocks.size + 1, capacity)
+        )
+        while (over := int(loads.sum()) - choices) > 0:
+            at = int(np.argmax(loads))
+            loads[at] -= min(over, int(loads[at]))
+        worst = max(worst, int(np.sum(-(-loads // blocks.size))))
+    assert worst <= blocks.count
 
 
 @pytest.mark.compiles

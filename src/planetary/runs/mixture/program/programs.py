@@ -46,6 +46,7 @@ from planetary.core.errors import UserError
 from planetary.core.step import GRADIENT, RATE, FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.models.initial import Draw, Params, flat_names
+from planetary.models.latent_experts import mixture, used_weights
 from planetary.models.latent_moe import (
     LatentMoeConfig,
     composer_forward,
@@ -221,7 +222,7 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
         )
         return [*(_divided([entropy], parts) if parts > 1 else [entropy]), *probabilities]
 
-    builder = _Builder(text, lookups=not config.capacity, precision=options.precision)
+    builder = _Builder(text, precision=options.precision)
     builder.add("gradients", arguments, (*scalars, *gradients, *seen, *probes), gradient)
     builder.add("evaluate", arguments, (scalars[1], *routing), evaluate)
     builder.add_update(dense, options)
@@ -259,7 +260,7 @@ def expert_program(config: LatentMoeConfig, slots: int, tokens: int, options: St
         forward = emit_forward(main, values)
         return emit_backward(forward, [ops.full_like(forward.results[0], 1), None], range(len(specs)))
 
-    builder = _Builder(text, lookups=not config.capacity, precision=options.precision)
+    builder = _Builder(text, precision=options.precision)
     builder.add("gradients", arguments, tuple(_gradient(spec) for spec in specs), gradients)
     per_slot = (TensorSpec("proxy", "f32", (slots,)),)
     builder.add("proxy", arguments, per_slot, lambda m, v: [emit_forward(m, v).results[1]], rounds=False)
@@ -271,7 +272,7 @@ def expert_program(config: LatentMoeConfig, slots: int, tokens: int, options: St
 def real_mixture_of_one(weights: Params, u: jax.Array, gates: jax.Array, config: LatentMoeConfig) -> jax.Array:
     """Return g · E(u) [N, L] of a single expert, whose weights have no slot dimension; gates [N]."""
     single = {name: value[None] for name, value in weights.items()}
-    return real_mixture(single, u, gates[:, None], msgspec.structs.replace(config, capacity=0.0))
+    return mixture(used_weights(single, config.ternary), u, gates[:, None])
 
 
 def clip_each_tier(limit: float) -> optimizers.Transform:
@@ -301,11 +302,10 @@ _FACTORS: dict[str, Callable[[], ir.Type] | None] = {"f32": None, "bf16": ir.bf1
 class _Builder:
     """Collects functions over one lowered JAX function and emits them into one module."""
 
-    def __init__(self, text: str, *, lookups: bool, precision: str) -> None:
+    def __init__(self, text: str, *, precision: str) -> None:
         if precision not in _FACTORS:
             raise UserError(f'a mixture multiplies in {" or ".join(_FACTORS)}, found train.precision = "{precision}"')
         self._text = text
-        self._lookups = lookups
         self._element = _FACTORS[precision]
         self._rounded: set[str] = set()  # functions whose contractions multiply in that type
         self._functions: dict[str, FunctionSpec] = {}
@@ -347,8 +347,7 @@ class _Builder:
         with ir.new_context():
             module = load_for_differentiation(self._text)
             normalise.picks_to_selects(module)
-            if self._lookups:  # of the embedding; with capacity slots gathers are intended
-                normalise.lookups_to_matmuls(module)
+            normalise.lookups_to_matmuls(module)
             bound_indices(module)
             main = ir.main_function(module)
             for name, spec in self._functions.items():

@@ -5,15 +5,19 @@
 `active` stands for as many as the chosen experts alone would need.
 
     python bench/experts.py [--experts 8 32 128] [--active 2] [--tokens 2048] [--width 128] [--hidden 256] [--rounds 2]
+    python bench/experts.py --served --width 512 --hidden 1024 --rounds 8       # a token of one text, and of eight
 
-A `latent_moe` of one layer with texts of 128 tokens, float32, AdamW; how it is measured: bench/step_kinds.py.
+A `latent_moe` of one layer with texts of 128 tokens, float32, AdamW; how it is measured: bench/step_kinds.py, and of
+served functions bench/serving_rates.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import step_kinds
 
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 
 KINDS = ("blocks", "dense")
 LENGTH = 128
+SERVED = 16
+"""Tokens of a served text that are timed."""
+SOURCE = "planetary.models.latent_moe:build"
 
 
 def main() -> None:
@@ -31,16 +38,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--served", action="store_true")
     options = parser.parse_args()
+    if options.served:
+        served(options)
+        return
 
     def make(kind: str, experts: int) -> TrainStep:
-        from planetary.models import latent_experts, latent_moe
-
-        latent_moe.sparse_mixture = latent_experts.sparse_mixture
-        if kind == "dense":
-            latent_moe.sparse_mixture = lambda weights, u, gates, active, capacity: latent_experts.mixture(
-                weights, u, gates
-            )
+        _compute(kind)
         return _step(options, experts, options.active)
 
     # Of a model whose experts are all chosen, the products of the experts are `active / n_expert` of the dense ones.
@@ -66,14 +71,55 @@ def main() -> None:
     )
 
 
+def served(options: argparse.Namespace) -> None:
+    """Print the processor time of a served token, by kind, experts and precision of the weights."""
+    from serving_models import write_run
+    from serving_rates import PAGE, Contenders, decoding, loaded
+
+    from planetary.core.config import config_from_tables
+    from planetary.run.model.served import load_traced
+
+    print("| experts | weights | texts | dense, ms a token | blocks, ms a token | of dense |\n" + "|---" * 6 + "|")
+    with tempfile.TemporaryDirectory() as folder:
+        for experts in options.experts:
+            run = write_run(Path(folder) / str(experts), SOURCE, _sizes(options, experts, options.active), scale=0.05)
+            for weights in ("f32", "bf16", "int8"):
+                serve = {"weights": weights, "batch": 8}
+                found = Contenders()
+                for kind in KINDS:
+                    _compute(kind)
+                    model = load_traced(config_from_tables({"serve": {"model": str(run), **serve}}))
+                    functions = loaded(model, serve, Path(folder), chunk=LENGTH - PAGE)
+                    for texts in (1, 8):
+                        found.works[f"{kind} {texts}"] = decoding(functions, texts, 8, LENGTH // PAGE, SERVED)
+                seconds = found.measure(options.rounds)
+                for texts in (1, 8):
+                    dense, blocks = (1e3 * seconds[f"{kind} {texts}"] / SERVED for kind in ("dense", "blocks"))
+                    cells = f"{dense:.2f} | {blocks:.2f} | {blocks / dense:.2f}"
+                    print(f"| {experts} | {weights} | {texts} | {cells} |", flush=True)
+
+
+def _compute(kind: str) -> None:
+    from planetary.models import latent_experts, latent_moe
+
+    def dense(weights: Any, u: Any, gates: Any, active: int, capacity: int) -> Any:
+        return latent_experts.mixture(weights, u, gates)
+
+    latent_moe.sparse_mixture = dense if kind == "dense" else latent_experts.sparse_mixture
+
+
+def _sizes(options: argparse.Namespace, experts: int, active: int) -> dict[str, Any]:
+    sizes = {"n_layer": 1, "n_embd": options.width, "n_head": 2, "n_kv_head": 2, "vocab_size": 256}
+    mixture = {"n_expert": experts, "n_active": active, "projected": False, "n_latent": options.width}
+    return sizes | mixture | {"n_hidden": options.hidden}
+
+
 def _step(options: argparse.Namespace, experts: int, active: int) -> TrainStep:
     from planetary.compiler.frontend.export import export_model
     from planetary.compiler.step.train_step import build_train_step
 
-    sizes = {"n_layer": 1, "n_embd": options.width, "n_head": 2, "n_kv_head": 2, "vocab_size": 256}
-    mixture = {"n_expert": experts, "n_active": active, "projected": False, "n_latent": options.width}
-    batch = {"sequence_length": LENGTH, "batch_size": options.tokens // LENGTH, "n_hidden": options.hidden}
-    return build_train_step(export_model("planetary.models.latent_moe:build", sizes | mixture | batch))
+    batch = {"sequence_length": LENGTH, "batch_size": options.tokens // LENGTH}
+    return build_train_step(export_model(SOURCE, _sizes(options, experts, active) | batch))
 
 
 def multiply_adds(step: TrainStep) -> int:

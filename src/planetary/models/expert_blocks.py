@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_WEIGHTS_AS_ROWS = 16
-"""Rows whose products take as long as fetching the weights of a block; measured with `bench/experts.py`."""
+_READ_AS_ROWS, _COPIED_AS_ROWS = 3, 24
+"""Rows whose products take as long as reading an expert's weights, and as copying them for a block and reading the
+copy; measured with `bench/experts.py`, both ways."""
 _MOVED_ROW = 64
 """Multiply-adds for each number of a row that is brought to its block and back."""
-_LARGEST_BLOCK = 128
+_MOST_COPIES = 8
+"""Blocks for each expert, on average: each has its own copy of the expert's weights."""
 
 
 def capacity_of(tokens: int, active: int, experts: int, factor: float) -> int:
@@ -27,15 +29,20 @@ class Blocks:
     def rows(self) -> int:
         return self.count * self.size
 
-    def cost(self, weights: int, moved: int = 0) -> int:
-        """Return the time, in multiply-adds, with experts of `weights` numbers; `moved`: of a row that is moved."""
-        return self.count * (self.size + _WEIGHTS_AS_ROWS) * weights + self.rows * moved * _MOVED_ROW
+    def cost(self, weights: int, width: int) -> int:
+        """Return the time, in multiply-adds, with experts of `weights` numbers and rows of `width`."""
+        return self.count * (self.size + _COPIED_AS_ROWS) * weights + self.rows * width * _MOVED_ROW
+
+
+def dense_cost(tokens: int, experts: int, weights: int) -> int:
+    """Return the time, in multiply-adds, of every expert for every token."""
+    return experts * (tokens + _READ_AS_ROWS) * weights
 
 
 def blocks_of(tokens: int, active: int, experts: int, capacity: int) -> Blocks:
     """Return the blocks that hold every choice, however unevenly the experts are chosen, in the least time.
 
-    Small blocks waste few rows, large ones fetch an expert's weights less often.
+    Small blocks waste few rows, large ones copy an expert's weights less often.
 
     Args:
         tokens: N.
@@ -48,5 +55,5 @@ def blocks_of(tokens: int, active: int, experts: int, capacity: int) -> Blocks:
     def of_size(size: int) -> Blocks:
         return Blocks(min(experts * -(-capacity // size), (choices + experts * (size - 1)) // size), size)
 
-    sizes = (1 << power for power in range(_LARGEST_BLOCK.bit_length()))
-    return min(map(of_size, sizes), key=lambda found: found.cost(1))
+    found = [of_size(1 << power) for power in range(max(1, capacity - 1).bit_length() + 1)]
+    return min(found, key=lambda one: (one.count > _MOST_COPIES * experts, one.cost(1, 0)))

@@ -9,11 +9,13 @@ An expert maps the latent width to itself: `relu(u up)² down`, or SwiGLU `silu(
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
 from planetary.compiler.frontend.markers import custom_vjp, stop_gradient
-from planetary.models.expert_blocks import Blocks, blocks_of
+from planetary.models.expert_blocks import Blocks, blocks_of, dense_cost
 from planetary.models.initial import Params
 from planetary.models.latent_moe_config import Selection
 from planetary.models.layers import softmax
@@ -125,8 +127,8 @@ def sparse_mixture(experts: Params, u: jax.Array, gates: jax.Array, active: int,
     """
     tokens, width = u.shape
     blocks = blocks_of(tokens, active, gates.shape[1], capacity)
-    weights = sum(value.size for value in experts.values()) // gates.shape[1]
-    dense = Blocks(gates.shape[1], tokens).cost(weights)
+    weights = sum(math.prod(value.shape[1:]) for value in experts.values())
+    dense = dense_cost(tokens, gates.shape[1], weights)
     if capacity >= tokens and dense <= blocks.cost(weights, width):
         return mixture(experts, u, gates)
     return mixture_in_blocks(experts, u, gates, blocks, active=active, capacity=capacity)
@@ -149,8 +151,7 @@ def mixture_in_blocks(
         active: K.
         capacity: as for `sparse_mixture`.
     """
-    tokens, count = gates.shape
-    fixed = stop_gradient(gates)
+    count, fixed = gates.shape[1], stop_gradient(gates)
     chosen = fixed > 0
     places = jnp.cumsum(jnp.where(chosen, 1, 0), axis=0) - 1  # place of a token among its expert's [N, S]
     taken = jnp.minimum(jnp.sum(jnp.where(chosen, 1, 0), axis=0), capacity)  # [S]
@@ -162,8 +163,9 @@ def mixture_in_blocks(
     place = jnp.take_along_axis(places, slots, axis=1)
     valid = jnp.take_along_axis(chosen, slots, axis=1) & (place < capacity)
     row_of = jnp.where(valid, starts[slots] + place, blocks.rows).astype(jnp.int32)  # [N, K']
-    numbers = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32)[:, None], row_of.shape)
-    token_of = jnp.full((blocks.rows,), tokens, jnp.int32).at[row_of].set(numbers, mode="drop")
+    choices = jnp.arange(row_of.size, dtype=jnp.int32).reshape(row_of.shape)
+    choice_of = jnp.full((blocks.rows,), row_of.size, jnp.int32).at[row_of].set(choices, mode="drop")
+    token_of = choice_of // row_of.shape[1]
 
     def spread_back(arguments: tuple[jax.Array, ...], results: jax.Array, gradient: jax.Array) -> tuple[object, ...]:
         return jnp.sum(_rows(gradient, arguments[2]), axis=1), None, None
@@ -174,11 +176,15 @@ def mixture_in_blocks(
         return _rows(gradient, arguments[1]), None, None
 
     collect = custom_vjp(lambda values, tokens_, rows_: jnp.sum(_rows(values, rows_), axis=1), collect_back)
-    # Gates go the same way as inputs, so their gradient needs no scatter either.
-    own = (expert_of[:, None] == jnp.arange(count)[None, :]).astype(gates.dtype)  # [M, S]
+
+    def give_back(arguments: tuple[jax.Array, ...], results: jax.Array, gradient: jax.Array) -> tuple[object, ...]:
+        return _rows(gradient[:, None], arguments[2])[..., 0], None, None
+
+    give = custom_vjp(lambda values, choices_, rows_: _rows(values.reshape(-1, 1), choices_)[:, 0], give_back)
+    own = jnp.sum(jnp.where(slots[:, :, None] == jnp.arange(count), gates[:, None, :], 0.0), axis=2)  # [N, K']
     shape = (blocks.count, blocks.size)
-    routed = jnp.einsum("mbs,ms->mb", spread(gates, token_of, row_of).reshape(*shape, count), own)
-    here = {name: value.at[expert_of].get(mode="promise_in_bounds") for name, value in experts.items()}
+    routed = give(own, choice_of, row_of).reshape(shape)
+    here = {name: value[expert_of] for name, value in experts.items()}
     read = spread(u, token_of, row_of).reshape(*shape, u.shape[1])
     hidden = hidden_units(here, read, "mbl,mlf->mbf") * routed[:, :, None]
     outputs = jnp.einsum("mbf,mfl->mbl", hidden, here["down"])

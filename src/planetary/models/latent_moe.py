@@ -22,10 +22,11 @@ import numpy as np
 from planetary.compiler.frontend.markers import stop_gradient
 from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.decoder_config import longest_text
-from planetary.models.expert_blocks import capacity_of
+from planetary.models.expert_blocks import blocks_of, capacity_of
 from planetary.models.initial import Params, draw, normal, ones
 from planetary.models.latent_experts import (
     mixture,
+    mixture_in_blocks,
     narrow_experts,
     router_gates,
     router_probabilities,
@@ -310,9 +311,21 @@ def decode_real(params: Params, tokens: jax.Array, context: Context, *, config: 
     """
 
     def mix(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
-        return mixture(used_weights(params["layers"][layer]["experts"], config.ternary), u, gates)
+        weights = used_weights(params["layers"][layer]["experts"], config.ternary)
+        if config.n_expert < _SPARSE * config.n_active:
+            return mixture(weights, u, gates)
+        blocks = blocks_of(u.shape[0], config.n_active, config.n_expert, u.shape[0])
+        return mixture_in_blocks(weights, u, gates, blocks, active=config.n_active, capacity=u.shape[0])
 
     return forward(params, tokens, config, mix, context)[0]
+
+
+_SPARSE = 8
+"""Experts for each chosen one, from which on served functions copy the chosen ones' weights.
+
+All functions of a program do, or none: a weight lies in blocks for its products only where no function takes parts of
+it (`compiler.rewrites.weight_blocks`).
+"""
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:

@@ -68,6 +68,10 @@ class Narrow:
         """The wide one, transposed."""
         return self.__jax_array__().T
 
+    def astype(self, dtype: Any) -> jax.Array:
+        """Return the wide one in another type."""
+        return self.__jax_array__().astype(dtype)
+
     def __jax_array__(self) -> jax.Array:
         """Return the wide one, f32."""
         if self.precision == "bf16":

@@ -49,11 +49,11 @@ def main() -> None:
         return _step(options, experts, options.active)
 
     # Of a model whose experts are all chosen, the products of the experts are `active / n_expert` of the dense ones.
-    few, one = (multiply_adds(_step(options, count, count)) for count in (options.active, 1))
+    two, one = (multiply_adds(_step(options, count, count)) for count in (2, 1))
     backbone = {}
     for experts in options.experts:
         router = 3 * options.tokens * options.width * experts
-        backbone[experts] = one - (few - one) / max(1, options.active - 1) + router
+        backbone[experts] = 2 * one - two + router
 
     def of_active(step: TrainStep) -> str:
         experts = next(spec.shape[0] for spec in step.spec.params if spec.name.endswith("experts.up"))
@@ -77,6 +77,7 @@ def served(options: argparse.Namespace) -> None:
     from serving_rates import PAGE, Contenders, decoding, loaded
 
     from planetary.core.config import config_from_tables
+    from planetary.models import latent_moe
     from planetary.run.model.served import load_traced
 
     print("| experts | weights | texts | dense, ms a token | blocks, ms a token | of dense |\n" + "|---" * 6 + "|")
@@ -87,7 +88,7 @@ def served(options: argparse.Namespace) -> None:
                 serve = {"weights": weights, "batch": 8}
                 found = Contenders()
                 for kind in KINDS:
-                    _compute(kind)
+                    latent_moe._SPARSE = {"dense": 1 << 60, "blocks": 0}[kind]
                     model = load_traced(config_from_tables({"serve": {"model": str(run), **serve}}))
                     functions = loaded(model, serve, Path(folder), chunk=LENGTH - PAGE)
                     for texts in (1, 8):

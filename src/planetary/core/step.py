@@ -55,16 +55,23 @@ class StepSpec(msgspec.Struct, frozen=True):
     stablehlo_digest: str  # sha256 of the portable artifact both functions were compiled from
     keys: tuple[TensorSpec, ...] = ()  # one tensor, ui32 [2 × micro-batches], if the model draws random numbers
     statistics: tuple[str, ...] = ()  # names of `params` whose new values the model gives, such as running means
-    table_rows: tuple[int, ...] = ()  # rows that each tensor of `batch` picks from; 0: it picks none
+    table_rows: tuple[int, ...] = ()  # rows to pick from by each tensor of `batch`; 0: none
 
     @property
     def trial_bounds(self) -> tuple[int, ...]:
-        """Exclusive bounds of the integers of a trial, of each tensor of the batch.
+        """Exclusive bounds of the integers of a trial, of each tensor of `train_batch`.
 
         A trial picks from whole tables. Where the graph shows none, integers are small: rows of most tables.
         """
-        known = self.table_rows or (0,) * len(self.batch)
-        return tuple(2 if spec.dtype == "i1" else bound or 100 for spec, bound in zip(self.batch, known, strict=True))
+        known = (*(self.table_rows or (0,) * len(self.batch)), *(0 for _ in self.keys))
+        return tuple(
+            2 if one.dtype == "i1" else bound or 100 for one, bound in zip(self.train_batch, known, strict=True)
+        )
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` where `table_rows` is not of the batch."""
+        if self.table_rows and (len(self.table_rows) != len(self.batch) or min(self.table_rows) < 0):
+            raise ValueError(f"table_rows {self.table_rows} of a batch of {len(self.batch)} tensors")
 
     @property
     def trained(self) -> tuple[TensorSpec, ...]:

@@ -34,9 +34,14 @@ class Blocks:
         return self.count * (self.size + _COPIED_AS_ROWS) * weights + self.rows * width * _MOVED_ROW
 
 
-def dense_cost(tokens: int, experts: int, weights: int) -> int:
-    """Return the time, in multiply-adds, of every expert for every token."""
-    return experts * (tokens + _READ_AS_ROWS) * weights
+def blocks_to_save(tokens: int, active: int, experts: int, capacity: int, *, weights: int, width: int) -> Blocks | None:
+    """Return `blocks_of` these sizes; None where every expert for every token takes less time and drops none.
+
+    `weights`: numbers of an expert; `width`: of a row.
+    """
+    blocks = blocks_of(tokens, active, experts, capacity)
+    dense = experts * (tokens + _READ_AS_ROWS) * weights
+    return None if capacity >= tokens and dense <= blocks.cost(weights, width) else blocks
 
 
 def blocks_of(tokens: int, active: int, experts: int, capacity: int) -> Blocks:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from planetary.compiler.frontend.markers import custom_vjp, stop_gradient
-from planetary.models.expert_blocks import Blocks, blocks_of, dense_cost
+from planetary.models.expert_blocks import Blocks, blocks_to_save
 from planetary.models.initial import Params
 from planetary.models.latent_moe_config import Selection
 from planetary.models.layers import softmax
@@ -126,10 +126,9 @@ def sparse_mixture(experts: Params, u: jax.Array, gates: jax.Array, active: int,
         capacity: tokens that an expert takes; of more, the later ones lose it. N: no token does.
     """
     tokens, width = u.shape
-    blocks = blocks_of(tokens, active, gates.shape[1], capacity)
     weights = sum(math.prod(value.shape[1:]) for value in experts.values())
-    dense = dense_cost(tokens, gates.shape[1], weights)
-    if capacity >= tokens and dense <= blocks.cost(weights, width):
+    blocks = blocks_to_save(tokens, active, gates.shape[1], capacity, weights=weights, width=width)
+    if blocks is None:
         return mixture(experts, u, gates)
     return mixture_in_blocks(experts, u, gates, blocks, active=active, capacity=capacity)
 
@@ -146,20 +145,21 @@ def mixture_in_blocks(
     Args:
         experts: weights [S, ...].
         u: [N, L].
-        gates: [N, S], at most `active` of a row above 0.
+        gates: [N, S], of which the `active` largest of a row count, if above 0 or NaN.
         blocks: from `blocks_of`.
         active: K.
         capacity: as for `sparse_mixture`.
     """
     count, fixed = gates.shape[1], stop_gradient(gates)
-    chosen = fixed > 0
+    slots = jax.lax.top_k(fixed, min(active, count))[1]  # [N, K']
+    one_hot = slots[:, :, None] == jnp.arange(count)  # [N, K', S]
+    chosen = ~(fixed <= 0) & jnp.any(one_hot, axis=1)
     places = jnp.cumsum(jnp.where(chosen, 1, 0), axis=0) - 1  # place of a token among its expert's [N, S]
     taken = jnp.minimum(jnp.sum(jnp.where(chosen, 1, 0), axis=0), capacity)  # [S]
     ends = jnp.cumsum((taken + blocks.size - 1) // blocks.size)  # block behind an expert's last one [S]
     starts = jnp.concatenate([jnp.zeros((1,), ends.dtype), ends[:-1]]) * blocks.size
     block = jnp.arange(blocks.count, dtype=ends.dtype)
     expert_of = jnp.minimum(jnp.sum((ends[None, :] <= block[:, None]).astype(jnp.int32), axis=1), count - 1)  # [M]
-    slots = jax.lax.top_k(fixed, min(active, count))[1]  # [N, K']
     place = jnp.take_along_axis(places, slots, axis=1)
     valid = jnp.take_along_axis(chosen, slots, axis=1) & (place < capacity)
     row_of = jnp.where(valid, starts[slots] + place, blocks.rows).astype(jnp.int32)  # [N, K']
@@ -181,7 +181,7 @@ def mixture_in_blocks(
         return _rows(gradient[:, None], arguments[2])[..., 0], None, None
 
     give = custom_vjp(lambda values, choices_, rows_: _rows(values.reshape(-1, 1), choices_)[:, 0], give_back)
-    own = jnp.sum(jnp.where(slots[:, :, None] == jnp.arange(count), gates[:, None, :], 0.0), axis=2)  # [N, K']
+    own = jnp.sum(jnp.where(one_hot, gates[:, None, :], 0.0), axis=2)  # [N, K']
     shape = (blocks.count, blocks.size)
     routed = give(own, choice_of, row_of).reshape(shape)
     here = {name: value[expert_of] for name, value in experts.items()}

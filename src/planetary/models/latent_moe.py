@@ -148,6 +148,7 @@ def parameters(config: LatentMoeConfig) -> Params:
 
 
 Mixture = Callable[[int, jax.Array, jax.Array], jax.Array]
+Compute = Callable[[Params, jax.Array, jax.Array, LatentMoeConfig], jax.Array]
 
 
 def forward(
@@ -193,6 +194,23 @@ def _sparse(weights: Params, u: jax.Array, gates: jax.Array, config: LatentMoeCo
     return sparse_mixture(weights, u, gates, config.n_active, capacity)
 
 
+_SPARSE = 8
+"""Experts for each chosen one, from which on served functions copy the chosen ones' weights.
+
+All functions of a program do, or none: a weight lies in blocks for its products only where no function takes parts of
+it (`compiler.rewrites.weight_blocks`).
+"""
+
+
+def served_mixture(weights: Params, u: jax.Array, gates: jax.Array, config: LatentMoeConfig) -> jax.Array:
+    """Return what `_sparse` does without a capacity, in a form that does not depend on the number of tokens."""
+    tokens, experts = gates.shape
+    if experts < _SPARSE * config.n_active:
+        return mixture(weights, u, gates)
+    blocks = blocks_of(tokens, config.n_active, experts, tokens)
+    return mixture_in_blocks(weights, u, gates, blocks, active=config.n_active, capacity=tokens)
+
+
 def apply(params: Params, tokens: jax.Array, config: LatentMoeConfig) -> jax.Array:
     """Return next-token logits [B, T, V] of the ordinary model for `tokens` i32 [B, T]; T may be any length."""
     layers = params["layers"]
@@ -224,7 +242,12 @@ def expert_loads(params: Params, tokens: jax.Array, config: LatentMoeConfig) -> 
 
 
 def composer_mixture(
-    experts: Sequence[Params], held: Sequence[Params], config: LatentMoeConfig, *, detach: bool = True
+    experts: Sequence[Params],
+    held: Sequence[Params],
+    config: LatentMoeConfig,
+    *,
+    detach: bool = True,
+    compute: Compute = _sparse,
 ) -> Mixture:
     """Return the mixture of a composer's own experts and of surrogates for the others; see `composer_forward`.
 
@@ -235,13 +258,13 @@ def composer_mixture(
         a, b = stop_gradient(held[layer]["a"]), stop_gradient(held[layer]["b"])
         # Narrow ones are cheap: they drop no token, whatever the capacity of experts is.
         limits = config if b.shape[1] >= config.n_hidden else msgspec.structs.replace(config, capacity=0.0)
-        return _sparse(narrow_experts(a, b), stop_gradient(u) if detach else u, gates, limits)
+        return compute(narrow_experts(a, b), stop_gradient(u) if detach else u, gates, limits)
 
     def mix(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
         ownership = held[layer].get("ownership")
         if ownership is None:
             return stand_ins(layer, u, gates)
-        y = real_mixture(experts[layer], u, gates @ ownership, config)
+        y = compute(used_weights(experts[layer], config.ternary), u, gates @ ownership, config)
         if "a" not in held[layer]:
             return y
         return y + stand_ins(layer, u, gates * (1.0 - jnp.sum(ownership, axis=1)))
@@ -311,21 +334,9 @@ def decode_real(params: Params, tokens: jax.Array, context: Context, *, config: 
     """
 
     def mix(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
-        weights = used_weights(params["layers"][layer]["experts"], config.ternary)
-        if config.n_expert < _SPARSE * config.n_active:
-            return mixture(weights, u, gates)
-        blocks = blocks_of(u.shape[0], config.n_active, config.n_expert, u.shape[0])
-        return mixture_in_blocks(weights, u, gates, blocks, active=config.n_active, capacity=u.shape[0])
+        return served_mixture(used_weights(params["layers"][layer]["experts"], config.ternary), u, gates, config)
 
     return forward(params, tokens, config, mix, context)[0]
-
-
-_SPARSE = 8
-"""Experts for each chosen one, from which on served functions copy the chosen ones' weights.
-
-All functions of a program do, or none: a weight lies in blocks for its products only where no function takes parts of
-it (`compiler.rewrites.weight_blocks`).
-"""
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:

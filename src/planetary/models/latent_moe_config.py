@@ -26,7 +26,7 @@ class LatentMoeConfig(DecoderConfig, frozen=True, forbid_unknown_fields=True):
     activation: Literal["relu2", "swiglu"] = "relu2"
     ternary: bool = False  # experts compute with ternary weights
     select: Selection = "topk"
-    capacity: float = 0.0  # tokens that an expert takes, over an even share; 0: all that choose it
+    capacity: float = 0.0  # an expert's most tokens, over an even share; 0: no limit
     share_gates: bool = True  # a token's gates have the sum 1; false: they are the softmax over all experts
     balance: float = 0.01  # weight of the load-balancing loss; 0: none
     batch_size: int = 16

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from planetary.compiler.frontend.cross_entropy import linear_cross_entropy
-from planetary.compiler.frontend.export import export_loss
-from planetary.compiler.frontend.index_limits import index_limits
+from planetary.compiler.frontend.export import Model, export_loss
+from planetary.compiler.frontend.index_limits import index_limits, table_rows
 from planetary.core.index_limits import IndexLimit, Interval
 from planetary.models.layers import cross_entropy
 
@@ -26,9 +26,13 @@ def picked(scores: Any, labels: Any) -> Any:
     return -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], 1)[:, 0]
 
 
+def model_of(loss: Callable[..., Any], *batch: np.ndarray) -> Model:
+    weights = {"w": np.zeros((ROWS, CLASSES), np.float32)}
+    return export_loss(loss, weights, batch, name="t", source="t:t", options={})
+
+
 def limits_of(loss: Callable[..., Any], *batch: np.ndarray) -> dict[str, tuple[IndexLimit, ...]]:
-    model = export_loss(loss, {"w": np.zeros((ROWS, CLASSES), np.float32)}, batch, name="t", source="t:t", options={})
-    return index_limits(model)
+    return index_limits(model_of(loss, *batch))
 
 
 @pytest.mark.parametrize(
@@ -54,8 +58,10 @@ def limits_of(loss: Callable[..., Any], *batch: np.ndarray) -> dict[str, tuple[I
 )
 def test_limit_is_the_table_less_what_a_mask_leaves_out(loss: Callable[..., Any], legal: list[Interval]) -> None:
     """Each illegal neighbour of a legal value has the loss of another value, or none at all, in JAX."""
-    (found,) = limits_of(loss, np.zeros(EXAMPLES, np.int32))["x"]
+    model = model_of(loss, np.zeros(EXAMPLES, np.int32))
+    (found,) = index_limits(model)["x"]
     assert [*found.legal] == legal
+    assert table_rows(model) == {"x": legal[0][1] + 1}  # a trial draws every row, and none that is not there
 
     def value(number: int) -> float:
         return float(loss({"w": jnp.asarray(TABLE)}, jnp.full(EXAMPLES, number, jnp.int32)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -98,6 +99,20 @@ def test_inputs_are_the_same_bits_on_every_machine() -> None:
     assert hashlib.sha256(data).hexdigest()[:16] == "fc5f69b90009cf2c"
     assert [array.dtype for array in trial.batch] == [np.int64, np.uint16, np.float32]
     assert 0 <= trial.batch[0].min() <= trial.batch[0].max() < 100
+
+
+def test_integers_reach_the_last_row() -> None:
+    spec = msgspec.structs.replace(SPEC, table_rows=(50_000, 7, 0))
+    values = values_of(spec, _params())
+    tokens, targets, _ = draw_trial(spec, values, {}).batch
+    assert 40_000 < tokens.max() < 50_000
+    assert targets.max() == 6
+
+
+@pytest.mark.parametrize("rows", [(1,), (1, 1, 1, 1), (5, -1, 0)])
+def test_rows_of_another_batch_are_refused(rows: tuple[int, ...]) -> None:
+    with pytest.raises(msgspec.ValidationError, match="table_rows"):
+        msgspec.json.decode(msgspec.json.encode(msgspec.to_builtins(SPEC) | {"table_rows": rows}), type=StepSpec)
 
 
 def test_parameters_keep_the_range_of_their_initial_values() -> None:

@@ -202,7 +202,7 @@ class _CostHelp(LazyHelp):
 def run_cost(args: argparse.Namespace) -> int:
     """Print the table."""
     from planetary.core.errors import UserError
-    from planetary.models.expert_blocks import blocks_of, capacity_of
+    from planetary.models.expert_blocks import blocks_to_save, capacity_of
     from planetary.runs.mixture.cost.table import table
 
     if args.config is not None and args.model is not None:
@@ -220,12 +220,15 @@ def run_cost(args: argparse.Namespace) -> int:
         print(f"{label:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
     print("× is how many times less than ordinary training on one machine; GB are 10⁹ bytes")
     print("weights, surrogates and all-to-all in 2 bytes a number as in the report; tiers and copies in 4")
-    tokens, first = work.batch * work.length, composers[0]
+    first = composers[0]
+    tokens, held = max(1, work.batch * work.length // first), max(1, shape.experts * work.replicas // first)
     capacity = capacity_of(tokens, shape.active, shape.experts, model.capacity)
-    rows = blocks_of(tokens, shape.active, max(1, shape.experts // first), capacity).rows
+    sizes = {"weights": (model.read + 1) * shape.latent * shape.hidden, "width": shape.latent}
+    blocks = blocks_to_save(tokens, shape.active, held, capacity, **sizes)
+    rows = tokens * held if blocks is None else blocks.rows
     print(
         f"operations are of the {shape.active} chosen experts; a composer of C = {first} computes rows for any choice: "
-        f"{rows * first / (tokens * shape.active):.3g} times an even share"
+        f"{rows * shape.experts / (tokens * shape.active * held):.3g} times an even share"
     )
     if shape.rank >= shape.hidden:
         print(f"rank {shape.rank} is not below the experts' width {shape.hidden}: surrogates save nothing")

@@ -77,8 +77,7 @@ def random_batches(spec: StepSpec, steps: int, seed: int) -> list[list[np.ndarra
             return to_host_dtype(rng.standard_normal(tensor.shape, np.float32), tensor.dtype)
         return rng.integers(0, below, tensor.shape).astype(tensor.zeros().dtype)
 
-    bounds = (*spec.trial_bounds, *(100 for _ in spec.keys))
-    return [[data(*one) for one in zip(spec.train_batch, bounds, strict=True)] for _ in range(steps)]
+    return [[data(*one) for one in zip(spec.train_batch, spec.trial_bounds, strict=True)] for _ in range(steps)]
 
 
 def trace(

@@ -228,7 +228,11 @@ CLEARLY_WITHIN = 0.1
 MOST_FLOAT32_NOISE = 0.02
 """Largest accepted error from measured rounding, as a part of a tensor's change: ten times the plain tolerance."""
 _TRIAL_SCALARS = (np.array(TRIAL_STEP, np.int32), np.array(TRIAL_RATE, np.float32))
-_REFERENCE = "reference 4 "  # prefix of a step's digest: the key of the reference of its artifacts
+
+
+def _reference_key(spec: StepSpec) -> str:
+    """Return the key of the reference for artifacts of a step. The digest tells all else that a trial is drawn from."""
+    return f"reference 4 {' '.join(map(str, spec.trial_bounds))} {spec.stablehlo_digest}"
 
 
 def verify_artifact(
@@ -300,7 +304,7 @@ def verify_artifact(
             made = make_reference(
                 spec, values, trial.before, right, factor_rounding=suspect.rounding, against=against, noise=noise
             )
-            cache.link(_REFERENCE + spec.stablehlo_digest, cache.put(encode_reference(made)))
+            cache.link(_reference_key(spec), cache.put(encode_reference(made)))
     report = VerifyReport(
         digest=artifact.digest,
         checked=subject.digest,
@@ -354,7 +358,7 @@ def read_reference(cache: ArtifactCache, spec: StepSpec) -> StepReference | None
 
 def reference_digest(cache: ArtifactCache, spec: StepSpec) -> str | None:
     """Return the digest of the blob that workers compare their own results with; None if there is none yet."""
-    return cache.resolve(_REFERENCE + spec.stablehlo_digest)
+    return cache.resolve(_reference_key(spec))
 
 
 @dataclass(frozen=True)

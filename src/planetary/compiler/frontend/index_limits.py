@@ -120,13 +120,22 @@ def index_limits(model: Model) -> dict[str, tuple[IndexLimit, ...]]:
 
 
 def table_rows(model: Model) -> dict[str, int]:
-    """Return the rows of the smallest table that each integer argument of a batch picks from, by name."""
+    """Return the bound of the integers from 0 on that pick rows, by name of the argument of a batch.
+
+    Of an argument whose parts pick from several tables, that of the smallest.
+    """
     integers, found = _follow(model)
     return {
-        name: min([int(np.iinfo(kind).max) + 1, *(use.rows for use in found.uses[name])])
+        name: min([int(np.iinfo(kind).max) + 1, *map(_first_beyond, found.uses[name])])
         for name, kind in integers.items()
         if name in found.uses
     }
+
+
+def _first_beyond(use: _Use) -> int:
+    """Return the smallest value whose index is beyond the table; the number of rows where none is, as of a clamp."""
+    beyond = np.flatnonzero(use.function(np.arange(2 * use.rows + 1024)) >= use.rows)
+    return int(beyond[0]) if beyond.size else use.rows
 
 
 def _follow(model: Model) -> tuple[dict[str, np.dtype], _Found]:

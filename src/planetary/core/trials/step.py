@@ -145,12 +145,13 @@ def draw_trial(spec: StepSpec, values: Mapping[str, ParameterValues], buffers: M
             return to_host_dtype(normal(drawn), tensor.dtype).reshape(tensor.shape)
         return (drawn % np.uint64(below)).astype(tensor.zeros().dtype).reshape(tensor.shape)
 
+    given = [data(tensor, below) for tensor, below in zip(spec.train_batch, spec.trial_bounds, strict=True)]
     return Trial(
         params={tensor.name: noisy(tensor) for tensor in spec.params},
         buffers={tensor.name: buffers[tensor.name] for tensor in spec.buffers},
         opt_state={tensor.name: state(tensor) for tensor in spec.opt_state},
-        batch=[data(tensor, below) for tensor, below in zip(spec.batch, spec.trial_bounds, strict=True)],
-        keys=[data(tensor, 100) for tensor in spec.keys],
+        batch=given[: len(spec.batch)],
+        keys=given[len(spec.batch) :],
     )
 
 

@@ -191,7 +191,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    31,
+    32,
     *SESSION,
     Hello,
     WorkerStarted,

@@ -297,10 +297,7 @@ def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
             f"{few + 1} experts of a layer"
         )
     if moe.rank >= model.n_hidden:
-        found.append(
-            f"moe.rank = {moe.rank} is not below the experts' width {model.n_hidden}: surrogates are as large as the "
-            "experts"
-        )
+        found.append(f"moe.rank = {moe.rank} is not below the experts' width {model.n_hidden}: surrogates save nothing")
     if moe.ownership == "load-aware" and not config.model.weights:
         found.append(
             'moe.ownership = "load-aware" without model.weights: the model whose choices of experts are counted '

@@ -205,6 +205,21 @@ def test_blocks_have_values_and_gradients_of_every_expert(
     assert (found[2][~chosen] == 0).all()  # an expert that was not chosen is not computed
 
 
+def test_of_more_gates_the_largest_count() -> None:
+    """A trial draws any gates. No row of an expert is lost to those of another, and a NaN is no choice of nobody."""
+    weights, u, _ = drawn_mixture(9, 6, 2)
+    gates = np.random.default_rng(3).standard_normal((9, 6)).astype(np.float32)
+    kept = np.where(np.sort(gates, axis=1)[:, -2:-1] <= gates, np.maximum(gates, 0), 0)
+    given = {name: jnp.asarray(value) for name, value in weights.items()}
+    blocks = blocks_of(9, 2, 6, 9)
+    found = latent_experts.mixture_in_blocks(given, u, gates, blocks, active=2, capacity=9)
+    np.testing.assert_allclose(found, latent_experts.mixture(given, u, kept), rtol=1e-4, atol=1e-5)
+    gates[4, 2] = np.nan
+    found = np.asarray(latent_experts.mixture_in_blocks(given, u, gates, blocks, active=2, capacity=9))
+    assert np.isnan(found[4]).all()
+    assert np.isfinite(np.delete(found, 4, axis=0)).all()
+
+
 def test_an_expert_that_is_full_loses_the_later_tokens() -> None:
     rng = np.random.default_rng(0)
     up, down, u = (rng.standard_normal(s).astype(np.float32) for s in ((1, 4, 6), (1, 6, 4), (5, 4)))

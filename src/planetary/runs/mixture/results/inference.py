@@ -32,6 +32,7 @@ from planetary.models.latent_moe import (
     dense_parameters,
     forward,
     parameters,
+    served_mixture,
 )
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.layers import cross_entropy
@@ -193,7 +194,8 @@ def _composer_logits(params: Any, tokens: jax.Array, *, config: LatentMoeConfig)
 def _composer_decode(params: Any, tokens: jax.Array, context: Context, *, config: LatentMoeConfig) -> jax.Array:
     dense, experts, held = params
     config = msgspec.structs.replace(config, capacity=0.0)
-    return forward(dense, tokens, config, composer_mixture(experts, held, config), context)[0]
+    mix = composer_mixture(experts, held, config, compute=served_mixture)
+    return forward(dense, tokens, config, mix, context)[0]
 
 
 def _surrogates_by_layer(surrogates: Tensors, config: LatentMoeConfig) -> list[dict[str, Any]]:

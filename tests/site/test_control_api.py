@@ -17,7 +17,7 @@ import urllib.parse
 from pathlib import Path
 from pkgutil import iter_modules
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -45,7 +45,7 @@ from planetary.site.api.job_operations import status_of
 from planetary.site.config import ControllerOptions, Controllers, load_site
 from planetary.site.gateway_process import HostOptions, host_site
 from planetary.site.jobs import JobState
-from planetary.site.site import SiteOptions
+from planetary.site.site import Site, SiteOptions
 from planetary.web import http_server
 from planetary.web.access import Access, AccessTokens, Scope
 from planetary.web.api_errors import CODES
@@ -354,16 +354,16 @@ def test_artifacts_and_steps_need_no_reader_of_the_kind(tmp_path: Path) -> None:
 
 
 def test_a_job_to_be_resumed_is_preparing(tmp_path: Path) -> None:
-    """What the journal of a killed process tells last is not the state of a job that nobody runs yet."""
+    """The journal of a killed process ends with a state that is no longer true."""
 
     async def test(site: Running) -> None:
         await site.submit(workers=1)
         site.join("w/0", answers=True)
         await site.until_state("toy", "finished")
-        job, nobody = site.site.book.jobs["toy"], SimpleNamespace(runs={})
-        assert (await status_of(nobody, job)).state == "finished"  # type: ignore[arg-type]
+        job, nobody = site.site.book.jobs["toy"], cast(Site, SimpleNamespace(runs={}))
+        assert (await status_of(nobody, job)).state == "finished"
         to_resume = msgspec.structs.replace(job, state=JobState.RUNNING)
-        left = await status_of(nobody, to_resume)  # type: ignore[arg-type]
+        left = await status_of(nobody, to_resume)
         assert (left.state, left.stage, left.ended_at) == ("preparing", "running", None)
 
     run(tmp_path, test)

@@ -116,14 +116,14 @@ def narrow_experts(a: jax.Array, b: jax.Array) -> Params:
 
 
 def sparse_mixture(experts: Params, u: jax.Array, gates: jax.Array, active: int, capacity: int) -> jax.Array:
-    """Return the result of `mixture`, computing an expert only for tokens that chose it where that is quicker.
+    """Return the result of `mixture`, in blocks of the chosen experts where those take less time.
 
     Args:
         experts: weights [S, ...].
         u: [N, L].
         gates: [N, S], at most `active` of a row above 0.
         active: K.
-        capacity: tokens that an expert takes; of more, the later ones lose it. N: no token does.
+        capacity: an expert's most tokens; later ones lose it. N: no token does.
     """
     tokens, width = u.shape
     weights = sum(math.prod(value.shape[1:]) for value in experts.values())

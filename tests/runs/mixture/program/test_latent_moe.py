@@ -163,7 +163,7 @@ def test_capacity_for_all_tokens_equals_no_capacity(rank: int) -> None:
 def drawn_mixture(
     tokens: int, experts: int, active: int, *, swiglu: bool = False, width: int = 4, hidden: int = 6, seed: int = 0
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Return weights, inputs and gates; expert 0 is chosen by nobody, the last one by every second token."""
+    """Return weights, inputs and gates; no token chooses expert 0, every second one the last expert."""
     rng = np.random.default_rng(seed)
     up, gate = (rng.standard_normal((experts, width, hidden)).astype(np.float32) for _ in range(2))
     down = rng.standard_normal((experts, hidden, width)).astype(np.float32)
@@ -206,7 +206,7 @@ def test_blocks_have_values_and_gradients_of_every_expert(
 
 
 def test_of_more_gates_the_largest_count() -> None:
-    """A trial draws any gates. No row of an expert is lost to those of another, and a NaN is no choice of nobody."""
+    """A trial draws any gates. Every expert keeps its rows, and a NaN reaches the token's result."""
     weights, u, _ = drawn_mixture(9, 6, 2)
     gates = np.random.default_rng(3).standard_normal((9, 6)).astype(np.float32)
     kept = np.where(np.sort(gates, axis=1)[:, -2:-1] <= gates, np.maximum(gates, 0), 0)

@@ -27,7 +27,7 @@ SIZES: dict[ModuleType, dict[str, Any]] = {
     gpt2: {"n_layer": 1, "n_head": 2, "n_embd": 64, "sequence_length": 16},
     llama: {"n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 64, "n_hidden": 96, "tie_embeddings": True},
     moe: {**moe.PRESETS["tiny"], "n_embd": 64},
-    # So many experts that the router is a matrix in fewer bits, too, and that tokens copy the weights they chose.
+    # With 24 experts the router is in fewer bits, too, and tokens copy the weights of their experts.
     latent_moe: {**latent_moe.PRESETS["tiny"], "n_embd": 64, "n_latent": 32, "n_hidden": 64, "n_expert": 24},
     mamba2: {"n_layer": 1, "n_embd": 64, "n_state": 8, "head_size": 16},
 }
